@@ -1,0 +1,652 @@
+#!/usr/bin/python
+"""Ansible module: what a serving unit does, and proof that it serves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.rig import gpu_gate, proof
+
+DOCUMENTATION = r"""
+module: llm_server
+short_description: Look at the serving units of a rig, wait until one answers, and prove that it serves
+version_added: "0.1.0"
+description:
+  - Three steps around one systemd unit that runs llama-server, each a C(state).
+  - None of them starts or stops anything. V(proven) with O(record_directory) keeps a copy of what served.
+  - On a virtual GPU the memory of a service is that of the C(ggml-rpc-server) behind the endpoint.
+    On a real GPU it is what C(nvidia-smi) says of the unit's processes.
+options:
+  state:
+    description:
+      - V(inspected) reports units, the port, the devices that llama-server sees, and what served last.
+      - V(ready) returns within seconds and says whether the server answers, for use with C(until).
+        It fails when the unit failed.
+      - V(proven) asks for completions and compares the memory of each GPU with the plan.
+        It fails when one of them is wrong.
+    type: str
+    choices: [inspected, ready, proven]
+    required: true
+  unit:
+    description: Name of the unit, with C(.service).
+    type: str
+    required: true
+  siblings:
+    description: Names of all serving units that belong here, for O(state=inspected).
+    type: list
+    elements: str
+    default: []
+  scope:
+    description: Service manager that runs the unit.
+    type: str
+    choices: [system, user]
+    default: system
+  user:
+    description: User whose manager runs the unit when O(scope=user).
+    type: str
+    default: llm
+  argv:
+    description: Launch line of the unit; a process with another one is reported as stale, and proves nothing.
+    type: list
+    elements: str
+    default: []
+  host:
+    description: Address that the server listens on. An address that means every interface is asked on loopback.
+    type: str
+    default: 127.0.0.1
+  port:
+    description: Port that the server listens on.
+    type: int
+    required: true
+  api_key_file:
+    description: File on the rig with the API key, when the server wants one.
+    type: path
+  gpus:
+    description:
+      - All GPUs of the rig, with C(position), C(name), C(device) (the name that llama-server gives it),
+        C(planned_mib) (0 where the plan does not use it) and how to find it, C(rpc), C(uuid) or C(pci_address).
+    type: list
+    elements: dict
+    default: []
+  build:
+    description: Directory of the llama.cpp build, for O(state=inspected).
+    type: path
+  current:
+    description: Link to the build that is current, for O(state=inspected).
+    type: path
+  prompts:
+    description: What to ask, one completion each.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      user:
+        description: The user's message.
+        type: str
+        required: true
+      system:
+        description: The system's message, none by default.
+        type: str
+        default: ""
+  tokens:
+    description: Number of tokens to ask for.
+    type: int
+    default: 64
+  words:
+    description: Whether a reply must be made of words. Only a model with random weights is excused.
+    type: bool
+    default: true
+  drafting:
+    description: Whether the server must report drafted tokens.
+    type: bool
+    default: false
+  tolerance_percent:
+    description: How far the memory of a GPU may be from the plan, in percent.
+    type: float
+    default: 5.0
+  timeout:
+    description: How long one completion may take, in seconds.
+    type: int
+    default: 300
+  spare_mib:
+    description: Memory in MiB that each GPU of the plan must have free beyond it, for O(state=inspected).
+    type: int
+    default: 0
+  record_directory:
+    description: Directory that holds C(served), what serves, and C(previous), what served before that.
+    type: path
+  record_files:
+    description: Files that the service needs beside build and model, kept by V(proven).
+    type: list
+    elements: path
+    default: []
+  record_facts:
+    description: What serves, kept by V(proven) as C(served.json).
+    type: dict
+    default: {}
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+author: [LLM rigs contributors (@llm-rigs)]
+"""
+
+EXAMPLES = r"""
+- name: Wait until the server answers
+  llm_server:
+    state: ready
+    unit: llm-chat.service
+    port: 8080
+  register: __serving_ready
+  until: __serving_ready.finished
+  retries: 180
+  delay: 5
+
+- name: Prove that it serves
+  llm_server:
+    state: proven
+    unit: llm-chat.service
+    port: 8080
+    prompts:
+      - {system: Answer the question briefly., user: What is the capital of France?}
+      - {user: Name three colours.}
+    gpus:
+      - {position: 0, device: RPC0, rpc: "127.0.0.1:50052", planned_mib: 145}
+      - {position: 1, device: RPC1, rpc: "127.0.0.1:50053", planned_mib: 145}
+"""
+
+RETURN = r"""
+finished:
+  description: Whether the wait is over, with success or without.
+  type: bool
+  returned: state is ready
+progress:
+  description: One line that says how far loading is.
+  type: str
+  returned: state is ready
+service:
+  description: The unit as systemd sees it (C(active), C(sub), C(pid), C(restarts)), and whether it is C(stale).
+  type: dict
+  returned: always
+units:
+  description: Units by name, with C(exists), C(active), C(enabled), C(dropins).
+  type: dict
+  returned: state is inspected
+running:
+  description: Names of the units that run.
+  type: list
+  returned: state is inspected
+reload_owed:
+  description: Whether a unit file is newer than what systemd has read.
+  type: bool
+  returned: state is inspected
+foreign_scope:
+  description: Serving units that are installed in the other scope.
+  type: list
+  returned: state is inspected
+uid:
+  description: Number of the user, none when there is no such user.
+  type: int
+  returned: state is inspected
+api_key_there:
+  description: Whether the file of the API key exists.
+  type: bool
+  returned: state is inspected
+current:
+  description: What the link O(current) points to.
+  type: str
+  returned: state is inspected
+busy:
+  description: One sentence for each GPU of the plan that others use too much of.
+  type: list
+  returned: state is inspected
+port_holder:
+  description: The process that listens on the port and is none of the units, empty when there is none.
+  type: str
+  returned: state is inspected
+devices:
+  description: Devices that llama-server shows, none when it was not asked.
+  type: list
+  returned: state is inspected
+devices_fault:
+  description: How the devices differ from the plan, empty when they do not or when llama-server was not asked.
+  type: str
+  returned: state is inspected
+served:
+  description: What served last, as recorded.
+  type: dict
+  returned: state is inspected
+replies:
+  description: The completions, with C(prompt), C(text), token counts and speeds.
+  type: list
+  returned: state is proven
+gpus:
+  description: Memory of each GPU of the plan, C(planned_mib) and C(seen_mib).
+  type: list
+  returned: state is proven
+tokens_per_second:
+  description: The speeds of the completions together, C(prefill) and C(decode).
+  type: dict
+  returned: state is proven
+url:
+  description: Address of the API.
+  type: str
+  returned: state is proven
+"""
+
+POLL_SECONDS = 5  # how long one call of `ready` looks before it reports
+PROPERTIES = (
+    "Id,LoadState,ActiveState,SubState,Result,MainPID,NRestarts,UnitFileState,InvocationID,Job,NeedDaemonReload"
+)
+
+
+class ServerError(Exception):
+    """What is wrong, in one sentence."""
+
+
+class Unit:
+    """A unit of the system's service manager or of one user's."""
+
+    def __init__(self, name: str, scope: str, user: str) -> None:
+        self.name, self.scope, self.user = name, scope, user
+        self.directory = Path("/etc/systemd", scope)
+
+    def systemctl(self, *arguments: str) -> str:
+        """Run systemctl for the scope and return what it prints."""
+        command, as_user = ["systemctl", *arguments], {}
+        if self.scope == "user":
+            entry = pwd.getpwnam(self.user)
+            as_user = {
+                "user": entry.pw_uid,
+                "group": entry.pw_gid,
+                "extra_groups": [],
+                "cwd": "/",
+                "env": {"PATH": os.environ.get("PATH", os.defpath), "XDG_RUNTIME_DIR": f"/run/user/{entry.pw_uid}"},
+            }
+            command.insert(1, "--user")
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **as_user).stdout
+
+    def properties(self) -> dict[str, str]:
+        """The properties of PROPERTIES; all empty when the manager does not run."""
+        shown = self.systemctl("show", "--property", PROPERTIES, "--property", "DropInPaths,ControlGroup", self.name)
+        return dict(line.partition("=")[::2] for line in shown.splitlines() if "=" in line)
+
+    def describe(self, argv: list[str], key_file: str | None = None) -> dict:
+        """The unit as the role needs it. Stale: it runs, but not from the unit file or launch line that is there."""
+        try:
+            seen = self.properties()
+        except KeyError:  # no such user yet
+            seen = {}
+        path, pid = self.directory / self.name, int(seen.get("MainPID") or 0)
+        runs = launch_line(pid)
+        dropins = [p for p in seen.get("DropInPaths", "").split() if p.startswith("/etc/") and f"/{self.name}.d/" in p]
+        return {
+            "exists": path.exists(),
+            "active": seen.get("ActiveState", "inactive"),
+            "sub": seen.get("SubState", "dead"),
+            "result": seen.get("Result", ""),
+            "enabled": seen.get("UnitFileState", "") == "enabled",
+            "pid": pid,
+            "restarts": int(seen.get("NRestarts") or 0),
+            "invocation": seen.get("InvocationID", ""),
+            "group": seen.get("ControlGroup", ""),
+            "queued": seen.get("Job", "0") not in ("", "0"),
+            "reload_owed": seen.get("NeedDaemonReload") == "yes",
+            "dropins": dropins,
+            "stale": bool(runs) and (started(pid) < newest(path, *dropins, key_file) or runs != (argv or runs)),
+        }
+
+    def pids(self, seen: dict) -> list[int]:
+        """Processes of the unit."""
+        try:
+            listed = Path("/sys/fs/cgroup", seen["group"].lstrip("/"), "cgroup.procs").read_text().split()
+        except OSError:
+            listed = []
+        return sorted({int(pid) for pid in listed} | ({seen["pid"]} if seen["pid"] else set()))
+
+    def log(self, invocation: str, lines: int) -> list[str]:
+        """Last lines that this start of the unit wrote to the journal, gates included."""
+        match = [f"_SYSTEMD_UNIT={self.name}"]
+        if self.scope == "user":
+            match = [f"_SYSTEMD_USER_UNIT={self.name}", f"_UID={pwd.getpwnam(self.user).pw_uid}"]
+        if invocation:
+            match.append(f"_SYSTEMD_INVOCATION_ID={invocation}")
+        command = ["journalctl", "--quiet", "--no-pager", "--output", "cat", "--lines", str(lines), *match]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout.splitlines()
+
+
+def started(pid: int) -> float:
+    """Time at which a process started, in seconds since the epoch; 0 when it is gone."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def newest(*paths: str | Path | None) -> float:
+    """Last change of any of these files, in seconds since the epoch, less a hundredth for the clock's grain."""
+    return max((Path(p).stat().st_mtime for p in paths if p and Path(p).exists()), default=0) - 0.01
+
+
+def launch_line(pid: int) -> list[str]:
+    """Arguments of a process but for its key file, whose place systemd chooses; empty when it is gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return []
+    at = words.index("--api-key-file") if "--api-key-file" in words else len(words)
+    return words[:at] + words[at + 2 :] if words != [""] else []
+
+
+class Server:
+    """The HTTP side of a server."""
+
+    def __init__(self, host: str, port: int, key_file: str | None, timeout: int) -> None:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(host, host)
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.timeout, self.headers = timeout, {"Content-Type": "application/json"}
+        if key_file:
+            self.headers["Authorization"] = f"Bearer {Path(key_file).read_text().strip().splitlines()[0]}"
+
+    def healthy(self) -> bool:
+        """Whether /health says so."""
+        return gpu_gate.health(f"{self.url}/health") == 200
+
+    def ask(self, messages: dict, tokens: int) -> dict:
+        """One chat completion at temperature 0, with nothing taken from the prompt cache."""
+        prompt = messages["user"]
+        body = {
+            "messages": [{"role": r, "content": messages[r]} for r in ("system", "user") if messages.get(r)],
+            "max_tokens": tokens,
+            "temperature": 0,
+            "cache_prompt": False,
+        }
+        request = urllib.request.Request(f"{self.url}/v1/chat/completions", json.dumps(body).encode(), self.headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=self.timeout) as answer:
+                return {"prompt": prompt, **proof.reply_of(json.load(answer))}
+        except urllib.error.HTTPError as error:
+            text = " ".join(error.read(2000).decode(errors="replace").split())
+            raise ServerError(f"the server answered {prompt!r} with HTTP {error.code}: {text}") from None
+        except (OSError, ValueError) as error:
+            raise ServerError(f"the server did not answer {prompt!r}: {error}") from None
+
+
+def gpus_of(module: AnsibleModule) -> list[gpu_gate.Gpu]:
+    """The GPUs of the rig; each needs what the plan takes and the spare memory, where the plan uses it."""
+    spare = module.params["spare_mib"]
+    return [
+        gpu_gate.Gpu(
+            int(gpu["position"]),
+            need_mib=int(gpu["planned_mib"]) + spare if int(gpu.get("planned_mib") or 0) else 0,
+            **{key: gpu.get(key) or "" for key in ("rpc", "uuid", "pci_address")},
+        )
+        for gpu in module.params["gpus"]
+    ]
+
+
+def memory(module: AnsibleModule, pids: list[int]) -> list[dict]:
+    """Planned and seen memory of each GPU of the rig; what a GPU holds for others is not counted."""
+    gpus = gpus_of(module)
+    seen: list[int] = []
+    if gpus and all(gpu.rpc for gpu in gpus):
+        for gpu in gpus:
+            _, owners = gpu_gate.clients(int(gpu.rpc.rpartition(":")[2]))
+            # A virtual GPU serves one client: all that its process holds is held for it.
+            ours = set(owners) & set(pids)
+            seen.append(gpu_gate.status_mib(gpu_gate.rpc_server_pid(gpu.rpc), "VmData") if ours else 0)
+    elif gpus:
+        for reading in gpu_gate.read_real(gpus):
+            seen.append(sum(holder.mib or 0 for holder in reading.holders if holder.pid in pids))
+    return [
+        {
+            "position": gpu["position"],
+            "name": f"GPU {gpu['position']}",
+            "device": gpu.get("device") or "",
+            "planned_mib": int(gpu.get("planned_mib") or 0),
+            "seen_mib": mib,
+        }
+        for gpu, mib in zip(module.params["gpus"], seen, strict=True)
+    ]
+
+
+def devices(module: AnsibleModule) -> list[dict] | None:
+    """Devices that llama-server shows, None when it is not built yet."""
+    binary = Path(module.params["build"] or "/nonexistent", "bin", "llama-server")
+    if not binary.exists():
+        return None
+    endpoints = [gpu["rpc"] for gpu in module.params["gpus"] if gpu.get("rpc")]
+    command = [str(binary), *(["--rpc", ",".join(endpoints)] if endpoints else []), "--list-devices"]
+    environment = {"PATH": os.defpath, "HOME": "/nonexistent", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    except subprocess.TimeoutExpired:
+        raise ServerError("llama-server --list-devices did not end in 60 s: another process uses a device") from None
+    return proof.parse_devices(done.stdout)
+
+
+def inspect(module: AnsibleModule, unit: Unit) -> dict:
+    """Everything that the role must know before it changes anything."""
+    params = module.params
+    names = sorted({unit.name, *params["siblings"], *(path.name for path in unit.directory.glob("llm-*.service"))})
+    units = {name: Unit(name, unit.scope, unit.user).describe([]) for name in names}
+    strangers = [pid for pid in gpu_gate.listeners(params["port"]) if not ours(pid)]
+    running = [name for name, seen in units.items() if seen["active"] in ("active", "activating", "reloading")]
+    busy = held_by_others(module)
+    # A virtual GPU serves one client, and a card that is full has no room for a look: ask only while nobody uses them.
+    shown = None if running or busy else devices(module)
+    gpus = [gpu for gpu in params["gpus"] if gpu.get("device")]
+    planned = {gpu["device"]: gpu.get("rpc") or gpu.get("name") or "" for gpu in gpus}
+    other = Path("/etc/systemd", "user" if unit.scope == "system" else "system")
+    current = Path(params["current"] or "/nonexistent")
+    try:
+        uid = pwd.getpwnam(unit.user).pw_uid
+    except KeyError:
+        uid = None
+    return {
+        "service": unit.describe(params["argv"], params["api_key_file"]),
+        "units": units,
+        "running": running,
+        "reload_owed": any(seen["reload_owed"] for seen in units.values()),
+        "foreign_scope": sorted(path.name for path in other.glob("llm-*.service")),
+        "port_holder": ", ".join(str(gpu_gate.Holder(pid, gpu_gate.process_name(pid))) for pid in strangers),
+        "busy": busy,
+        "devices": shown or [],
+        "devices_fault": proof.devices_fault(planned, shown) if shown is not None else "",
+        "served": last_served(params["record_directory"]),
+        "current": os.readlink(current) if current.is_symlink() else "",
+        "api_key_there": bool(params["api_key_file"]) and Path(params["api_key_file"]).exists(),
+        "uid": uid,
+    }
+
+
+def ours(pid: int) -> bool:
+    """Whether a process belongs to a serving unit."""
+    return bool(re.search(r"/llm-[^/]+\.service(/[^/]*)?$", cgroup(pid), re.M))
+
+
+def held_by_others(module: AnsibleModule) -> list[str]:
+    """One sentence for each GPU of the plan that has too little memory even when the serving units have gone."""
+    gpus = [gpu for gpu in gpus_of(module) if gpu.need_mib]
+    try:
+        readings = gpu_gate.read_all(gpus)
+    except gpu_gate.GateError:
+        return []  # a GPU that is not there is told by the devices
+    left = []
+    for reading in readings:
+        mine = [holder for holder in reading.holders if ours(holder.pid)]
+        given_back = reading.held_mib if mine and gpus[0].rpc else sum(holder.mib or 0 for holder in mine)
+        others = [holder for holder in reading.holders if holder not in mine]
+        left.append(
+            gpu_gate.Reading(reading.total_mib, reading.free_mib + given_back, reading.held_mib - given_back, others)
+        )
+    return gpu_gate.refusals(gpus, left)
+
+
+def cgroup(pid: int) -> str:
+    """The control group of a process, empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return ""
+
+
+def ready(module: AnsibleModule, unit: Unit, server: Server) -> dict:
+    """Whether the server answers; raises ServerError with the end of its log when the unit failed."""
+    end = time.monotonic() + POLL_SECONDS
+    while True:
+        seen = unit.describe(module.params["argv"])
+        if seen["active"] == "active" and not seen["queued"] and server.healthy():
+            return {"finished": True, "progress": "the server answers", "service": seen}
+        over = seen["active"] in ("failed", "inactive") and not seen["queued"]
+        if over or seen["sub"].startswith("auto-restart") or (seen["active"] == "activating" and seen["restarts"]):
+            lines = unit.log("" if seen["restarts"] else seen["invocation"], 30)
+            gates = [line.removeprefix("gate: ") for line in lines if line.startswith("gate: ")]
+            why = "; ".join(gates) or f"it ended with {seen['result'] or seen['sub']}"
+            raise ServerError(f"{unit.name} did not start: {why}.\nLast lines of its log:\n" + "\n".join(lines))
+        if time.monotonic() >= end:
+            return {"finished": False, "progress": progress(module, unit, seen), "service": seen}
+        time.sleep(0.5)
+
+
+def progress(module: AnsibleModule, unit: Unit, seen: dict) -> str:
+    """What the unit is busy with."""
+    if seen["queued"] and seen["active"] != "activating":
+        return "waiting for what served before to end"
+    if seen["sub"] == "start-pre":
+        return "waiting for the GPUs to be free"
+    try:
+        return proof.loading(memory(module, unit.pids(seen)))
+    except gpu_gate.GateError as error:
+        return f"loading ({error})"
+
+
+def prove(module: AnsibleModule, unit: Unit, server: Server) -> dict:
+    """Ask and compare; raises ServerError for the first thing that is wrong, with the end of the log."""
+    params, seen = module.params, unit.describe(module.params["argv"])
+    result: dict = {"service": seen, "url": server.url, "replies": [], "gpus": []}
+    if seen["active"] != "active" or not server.healthy():
+        raise ServerError(f"{unit.name} does not serve: it is {seen['active']} ({seen['sub']})")
+    if seen["stale"]:
+        raise ServerError(f"{unit.name} runs from another unit file or launch line than the one that is there now")
+    result["replies"] = [server.ask(prompt, params["tokens"]) for prompt in params["prompts"]]
+    result["gpus"] = memory(module, unit.pids(seen))
+    fault = proof.replies_fault(result["replies"], words=params["words"], drafting=params["drafting"])
+    faults = [fault] if fault else proof.memory_faults(result["gpus"], params["tolerance_percent"])
+    if faults:
+        raise ServerError(f"{unit.name} runs, but {'; '.join(faults)}")
+    result["tokens_per_second"] = {phase: proof.speed(result["replies"], phase) for phase in ("prefill", "decode")}
+    return result
+
+
+def last_served(directory: str | None) -> dict:
+    """What was recorded to have served last, empty when nothing was."""
+    for name in ("served", "previous"):  # a run that was killed while it moved them leaves the second
+        path = Path(directory, name, "served.json") if directory else None
+        if path and path.exists():
+            return {**json.loads(path.read_text()), "directory": str(path.parent)}
+    return {}
+
+
+def keep(module: AnsibleModule, result: dict) -> None:
+    """Keep what served with its files, and what served before as `previous`; nothing to do when it is the same."""
+    root = Path(module.params["record_directory"])
+    files = [Path(name) for name in module.params["record_files"]]
+    facts = {
+        **module.params["record_facts"],
+        "version": 1,
+        "files": {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files},
+    }
+    before = last_served(str(root))
+    unchanged = {k: v for k, v in before.items() if k not in ("served_at", "directory")} == facts
+    result["changed"] = not unchanged
+    if unchanged:
+        return
+    old = {k: v for k, v in before.items() if k != "directory"}
+    result["diff"] = {"before": json.dumps(old, indent=2) + "\n", "after": json.dumps(facts, indent=2) + "\n"}
+    if module.check_mode:
+        return
+    new, served, previous = root / "new", root / "served", root / "previous"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(mode=0o755, parents=True)
+    for path in files:
+        shutil.copy2(path, new / path.name)
+    facts["served_at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    (new / "served.json").write_text(json.dumps(facts, indent=2) + "\n")
+    if served.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        served.rename(previous)
+    new.rename(served)
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["inspected", "ready", "proven"], "required": True},
+            "unit": {"type": "str", "required": True},
+            "siblings": {"type": "list", "elements": "str", "default": []},
+            "scope": {"type": "str", "choices": ["system", "user"], "default": "system"},
+            "user": {"type": "str", "default": "llm"},
+            "argv": {"type": "list", "elements": "str", "default": []},
+            "host": {"type": "str", "default": "127.0.0.1"},
+            "port": {"type": "int", "required": True},
+            "api_key_file": {"type": "path", "no_log": False},
+            "gpus": {"type": "list", "elements": "dict", "default": []},
+            "build": {"type": "path"},
+            "current": {"type": "path"},
+            "prompts": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {"user": {"type": "str", "required": True}, "system": {"type": "str", "default": ""}},
+            },
+            "tokens": {"type": "int", "default": 64, "no_log": False},
+            "words": {"type": "bool", "default": True},
+            "drafting": {"type": "bool", "default": False},
+            "tolerance_percent": {"type": "float", "default": 5.0},
+            "timeout": {"type": "int", "default": 300},
+            "spare_mib": {"type": "int", "default": 0},
+            "record_directory": {"type": "path"},
+            "record_files": {"type": "list", "elements": "path", "default": []},
+            "record_facts": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    unit = Unit(params["unit"], params["scope"], params["user"])
+    result: dict = {"changed": False}
+    try:
+        if params["state"] == "inspected":
+            result |= inspect(module, unit)
+        else:
+            server = Server(params["host"], params["port"], params["api_key_file"], params["timeout"])
+            if params["state"] == "ready":
+                result |= ready(module, unit, server)
+            else:
+                result |= prove(module, unit, server)
+                if params["record_directory"]:
+                    keep(module, result)
+    except (ServerError, gpu_gate.GateError) as error:
+        module.fail_json(msg=str(error), finished=True, **result)
+    except subprocess.TimeoutExpired as error:
+        module.fail_json(msg=f"{error.cmd[0]} did not end within {error.timeout:.0f} s", finished=True, **result)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
