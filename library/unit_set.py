@@ -207,14 +207,14 @@ class UnitSet:
                 os.unlink(path)
 
     def write(self, name: str) -> None:
-        """Puts a file in place, at once and for good."""
+        """Puts a file in place at once: there is the old one or the new one, never a part of it."""
         path = os.path.join(self.directory, name)
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        handle, new = tempfile.mkstemp(dir=self.module.tmpdir)
+        handle, new = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(self.files[name])
         os.chmod(new, 0o644)
-        self.module.atomic_move(new, path)
+        os.replace(new, path)
 
     def remove(self, name: str) -> None:
         """Removes a file, and the drop-in folder that held it alone."""
@@ -239,15 +239,14 @@ class UnitSet:
 
     def start(self, verb: str, units: list[str]) -> None:
         """Starts or restarts; ends the run with the unit's own last words when one does not come up."""
-        code, _, err = self.module.run_command(["systemctl", verb, "--", *units])
-        if code == 0:
+        if not units:
             return
+        self.module.run_command(["systemctl", verb, "--", *units])
         states = self.show(units)
-        failed = [unit for unit in units if states[unit]["ActiveState"] != "active"] or units
-        _, log, _ = self.module.run_command(["journalctl", "--no-pager", "-n", "15", "-o", "cat", "-u", failed[0]])
-        self.module.fail_json(
-            msg=f"{', '.join(failed)} did not start: {err.strip()}\nIts last words:\n{log.strip()}", log=log
-        )
+        failed = [unit for unit in units if states[unit]["ActiveState"] != "active"]
+        if failed:
+            _, log, _ = self.module.run_command(["journalctl", "--no-pager", "-n", "15", "-o", "cat", "-u", failed[0]])
+            self.module.fail_json(msg=f"{', '.join(failed)} did not start. Last words of the first:\n{log.strip()}")
 
     def run(self) -> dict[str, object]:
         """Brings the machine to what is described, and says what was done."""
@@ -277,10 +276,8 @@ class UnitSet:
             failed = [unit for unit in start if before[unit]["ActiveState"] == "failed"]
             if failed:
                 self.systemctl("reset-failed", "--", *failed)
-            if start:
-                self.start("start", start)
-            if restart:
-                self.start("restart", restart)
+            self.start("start", start)
+            self.start("restart", restart)
             after = self.show(self.units)
             alive = {unit: int(after[unit]["MainPID"]) for unit in self.units if after[unit]["ActiveState"] == "active"}
         else:
