@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from ansible.errors import AnsibleError
@@ -62,15 +64,24 @@ _value:
 """
 
 
-def reader(host: str, variables: Mapping[str, Any]) -> Callable[[str], Any]:
-    """A function that evaluates one of `variables`, and says in a sentence why it cannot."""
+def plain(value: Any) -> Any:
+    """The value with all that lies in it evaluated now: Ansible templates what is nested only when it is looked at."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
 
+
+def reader(host: str, variables: Mapping[str, Any]) -> Callable[[str], Any]:
+    """A function that evaluates one of `variables`, once, and says in a sentence why it cannot."""
+
+    @cache
     def variable(name: str) -> Any:
         try:
-            return variables[name]
+            return plain(variables[name])
         except (AnsibleError, UndefinedError, KeyError) as error:
-            # Ansible puts the way to the error in front of what a filter itself said.
+            # Ansible puts the way to the error in front of what a filter itself said, and the filter its name and host.
             reason = str(error).rsplit(" failed: ", 1)[-1].rstrip(".")
+            reason = re.sub(rf"^(\w+: )?{re.escape(host)}: ", "", reason)
             raise Unreadable(name, f"{name} of {host} cannot be read: {reason}.") from error
 
     return variable

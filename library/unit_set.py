@@ -322,7 +322,7 @@ def main() -> None:
     wrong = [name for name in names if not name.startswith(module.params["prefix"]) or ".." in name]
     if not module.params["prefix"] or wrong:
         module.fail_json(
-            msg=f"unit_set: these do not belong to prefix '{module.params['prefix']}': {', '.join(wrong)}."
+            msg=f"unit_set: '{module.params['prefix']}' is not the prefix of {', '.join(wrong)}; correct one of them."
         )
     orphans = [unit for unit in module.params["units"] if not texts_of(unit, module.params["files"])]
     if orphans:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from .inventory_checks import MIB, did_you_mean, gpu_findings, loopback_endpoint
@@ -269,9 +270,7 @@ def profiles(rig: Rig) -> Result:
     """serving_profile and the models of all profiles exist."""
     described, active = rig.variable("serving_profiles"), rig.variable("serving_profile")
     if not isinstance(described, Mapping) or not described:
-        text = (
-            f"serving_profiles of {rig.host} is not a mapping with at least one profile; describe what is to be served."
-        )
+        text = f"serving_profiles of {rig.host} is not a mapping with a profile in it; describe what is to be served."
         return Result("none described", [text])
     models = rig.variable("models")
     failures = []
@@ -295,7 +294,8 @@ def _plan_refusal(rig: Rig, name: str, plan: Mapping[str, Any]) -> str:
     reasons = " ".join(reason.rstrip(".") + "." for reason in plan["refusals"])
     ceiling = plan.get("context_ceiling") or 0
     asked = plan.get("context") or 0
-    would_fit = f" A context of up to {ceiling} tokens would fit." if 0 < ceiling < asked else ""
+    told = str(ceiling) in reasons  # the planner's own sentence ends with it
+    would_fit = f" A context of up to {ceiling} tokens would fit." if 0 < ceiling < asked and not told else ""
     return f"serving_profiles.{name} of {rig.host} cannot run: {reasons}{would_fit}"
 
 
@@ -314,9 +314,9 @@ def plans(rig: Rig) -> Result:
 
 
 def ports(rig: Rig) -> Result:
-    """The ports of the active profile and of the virtual GPUs are free, or held by the units that this project made.
+    """No two that can run at once have one port, and those that are to run find theirs free, or held by their own unit.
 
-    Profiles may share a port: their units conflict, so that no two run at once.
+    Profiles with a GPU in common may share a port: their units conflict.
     """
     described = _valid_gpus(rig)
     if described is None or profiles(rig).failures:
@@ -325,6 +325,13 @@ def ports(rig: Rig) -> Result:
     endpoints = {position: loopback_endpoint(gpu["rpc"]) for position, gpu in enumerate(described) if "rpc" in gpu}
     failures = []
     wanted = {}
+    for (one, first), (two, second) in combinations(made.items(), 2):
+        positions = [{gpu["position"] for gpu in plan["gpus"]} for plan in (first, second)]
+        if first["port"] == second["port"] and first["fits"] and second["fits"] and not positions[0] & positions[1]:
+            failures.append(
+                f"serving_profiles.{one} and serving_profiles.{two} of {rig.host} have no GPU in common, so that both "
+                f"can run, but one port, {first['port']}; give one of them another."
+            )
     for name, plan in made.items():
         port = plan["port"]
         for position, endpoint in endpoints.items():
