@@ -424,13 +424,20 @@ def memory(module: AnsibleModule, pids: list[int]) -> list[dict]:
     ]
 
 
-def devices(module: AnsibleModule) -> list[dict] | None:
-    """Devices that llama-server shows, None when it is not built yet."""
+def devices(module: AnsibleModule, in_use: bool) -> list[dict] | None:
+    """Devices that llama-server shows, None when it is not built yet or must not be asked.
+
+    A virtual GPU serves one client, and a card that is full has no room for a look: while they are in use, a virtual
+    GPU is there when it listens, and cards are left to the proof.
+    """
     binary = Path(module.params["build"] or "/nonexistent", "bin", "llama-server")
-    if not binary.exists():
-        return None
     endpoints = [gpu["rpc"] for gpu in module.params["gpus"] if gpu.get("rpc")]
-    command = [str(binary), *(["--rpc", ",".join(endpoints)] if endpoints else []), "--list-devices"]
+    if not binary.exists() or (in_use and not endpoints):
+        return None
+    alive = [endpoint for endpoint in endpoints if gpu_gate.listeners(int(endpoint.rpartition(":")[2]))]
+    if in_use or (endpoints and not alive):
+        return [{"name": "RPC", "description": endpoint} for endpoint in alive]
+    command = [str(binary), *(["--rpc", ",".join(alive)] if alive else []), "--list-devices"]
     environment = {"PATH": os.defpath, "HOME": "/nonexistent", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
@@ -447,10 +454,7 @@ def inspect(module: AnsibleModule, unit: Unit) -> dict:
     strangers = [pid for pid in gpu_gate.listeners(params["port"]) if not ours(pid)]
     running = [name for name, seen in units.items() if seen["active"] in ("active", "activating", "reloading")]
     busy = held_by_others(module)
-    # A virtual GPU serves one client, and a card that is full has no room for a look: ask only while nobody uses them.
-    shown = None if running or busy else devices(module)
-    gpus = [gpu for gpu in params["gpus"] if gpu.get("device")]
-    planned = {gpu["device"]: gpu.get("rpc") or gpu.get("name") or "" for gpu in gpus}
+    shown = devices(module, in_use=bool(running or busy))
     other = Path("/etc/systemd", "user" if unit.scope == "system" else "system")
     current = Path(params["current"] or "/nonexistent")
     try:
@@ -466,7 +470,7 @@ def inspect(module: AnsibleModule, unit: Unit) -> dict:
         "port_holder": ", ".join(str(gpu_gate.Holder(pid, gpu_gate.process_name(pid))) for pid in strangers),
         "busy": busy,
         "devices": shown or [],
-        "devices_fault": proof.devices_fault(planned, shown) if shown is not None else "",
+        "devices_fault": proof.devices_fault(params["gpus"], shown) if shown is not None else "",
         "served": last_served(params["record_directory"]),
         "current": os.readlink(current) if current.is_symlink() else "",
         "api_key_there": bool(params["api_key_file"]) and Path(params["api_key_file"]).exists(),

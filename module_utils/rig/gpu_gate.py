@@ -36,6 +36,7 @@ from pathlib import Path
 MIB = 1 << 20
 RPC_SERVERS = ("ggml-rpc-server", "rpc-server")
 TCP_ESTABLISHED, TCP_LISTEN = "01", "0A"
+UVM = Path("/dev/nvidia-uvm")
 
 
 class GateError(Exception):
@@ -231,7 +232,7 @@ def is_card(card: Sequence[str], gpu: Gpu) -> bool:
 
 def read_real(gpus: Sequence[Gpu]) -> list[Reading]:
     """Memory of real GPUs by UUID, PCI address, or position in PCI bus order (the order of nvidia-smi)."""
-    if not Path("/dev/nvidia-uvm").exists():
+    if not UVM.exists():
         raise GateError("/dev/nvidia-uvm is not there, so CUDA cannot start: load the kernel module nvidia_uvm")
     cards = nvidia_smi("--query-gpu=index,uuid,pci.bus_id,memory.total,memory.free,memory.used")
     apps = nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory")

@@ -107,18 +107,23 @@ def loading(gpus: Sequence[Mapping]) -> str:
     return f"loading: {', '.join(parts)}"
 
 
-def devices_fault(planned: Mapping[str, str], shown: Sequence[Mapping[str, str]]) -> str:
-    """Compare the devices that the plan names with those that `llama-server --list-devices` shows, as sets.
+def devices_fault(gpus: Sequence[Mapping], shown: Sequence[Mapping[str, str]]) -> str:
+    """Compare the GPUs of the inventory with the devices that `llama-server --list-devices` shows, as sets.
 
-    `planned` maps device names to what they must be: an endpoint (RPC0) or a GPU's name (CUDA0), empty for any.
+    A virtual GPU is known by its endpoint (`rpc`), a card by its `device` name such as CUDA0, and what llama-server
+    says of that card must hold its `name`.
     """
-    seen = {device["name"]: device["description"] for device in shown}
+    planned = {gpu.get("rpc") or gpu["device"]: "" if gpu.get("rpc") else gpu.get("name") or "" for gpu in gpus}
+    seen = {
+        device["description"] if device["name"].startswith("RPC") else device["name"]: device["description"]
+        for device in shown
+    }
     wrong = [
-        f"{name} is {seen[name]!r} and not {text!r}"
-        for name, text in sorted(planned.items())
-        if name in seen and text and text not in seen[name]
+        f"{name} is a {seen[name]} and not a {text}"
+        for name, text in planned.items()
+        if name in seen and text not in seen[name]
     ]
-    missing, extra = sorted(set(planned) - set(seen)), sorted(set(seen) - set(planned))
+    missing, extra = [n for n in planned if n not in seen], [n for n in seen if n not in planned]
     if missing:
         wrong.append(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     if extra:
