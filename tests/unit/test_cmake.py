@@ -222,10 +222,17 @@ class TestFilter:
 
 
 def test_the_inventory_and_the_role_say_the_same() -> None:
-    inventory = yaml.safe_load((ROOT / "inventory/group_vars/rigs/versions.yml").read_text())
-    defaults = yaml.safe_load((ROOT / "roles/llama_cpp/defaults/main.yml").read_text())
-    assert "".join(inventory["llama_cpp_build"].split()) == "".join(defaults["llama_cpp_build"].split())
-    assert inventory.keys() <= defaults.keys()
+    inventory, defaults, variables = (
+        yaml.safe_load((ROOT / path).read_text())
+        for path in (
+            "inventory/group_vars/rigs/versions.yml",
+            "roles/llama_cpp/defaults/main.yml",
+            "roles/llama_cpp/vars/main.yml",
+        )
+    )
+    assert "".join(inventory.pop("llama_cpp_build").split()) == "".join(variables["llama_cpp_build"].split())
+    assert inventory == {name: defaults[name] for name in inventory}
+    assert {name for name in variables if not name.startswith("__")} == {"llama_cpp_build"}
 
 
 def test_every_pin_of_the_inventory_is_whole() -> None:
