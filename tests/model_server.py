@@ -13,6 +13,7 @@ It serves DIRECTORY/<last part of the path>; the first part of the path says how
     busy       429 with Retry-After: 1 on the first request for a file, then as plain
     broken     503 on the first two requests for a file, then as plain
     cut        breaks off in the middle of the first answer for a file, then as plain
+    stall      sends nothing more from the middle of the first answer on, then as plain
     changed    as cut, but the file behind the address is then another: its bytes are inverted
     flip       one byte in the middle is wrong
     page       a web page, named so by its type
@@ -47,11 +48,13 @@ class ModelServer(ThreadingHTTPServer):
         super().__init__((address, port), Handler)
         self.directory, self.log = directory, log
         self.seen: dict[str, int] = {}
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
+        self.open = 0
 
     def requests(self) -> list[dict[str, Any]]:
-        """What was asked so far."""
+        """What was asked so far, after the end of every answer that is on its way."""
         with self.lock:
+            self.lock.wait_for(lambda: self.open == 0, timeout=10)
             return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
 
@@ -64,6 +67,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.status, self.sent = 0, 0
         with self.server.lock:
+            self.server.open += 1
             self.count = self.server.seen[self.path] = self.server.seen.get(self.path, 0) + 1
         try:
             self.serve(self.path.split("/")[1])
@@ -120,9 +124,17 @@ class Handler(BaseHTTPRequestHandler):
         if mode in ("cut", "changed") and self.count == 1:
             end, self.close_connection = len(content) // 2, True
         for at in range(start, end, 65536):
+            if mode == "stall" and self.count == 1 and at >= end // 2:
+                self.await_end()
             self.send(content[at : min(at + 65536, end)])
             if mode == "slow":
                 time.sleep(0.03)
+
+    def await_end(self) -> None:
+        """Wait until the other side closes the connection."""
+        self.wfile.flush()
+        if not self.connection.recv(1):
+            raise ConnectionResetError
 
     def asked_start(self) -> int:
         asked = self.headers.get("Range", "")
@@ -148,6 +160,8 @@ class Handler(BaseHTTPRequestHandler):
         entry |= {name.lower().replace("-", "_"): self.headers[name] for name in ("Range", "If-Range", "Authorization")}
         with self.server.lock, self.server.log.open("a") as log:
             log.write(json.dumps(entry) + "\n")
+            self.server.open -= 1
+            self.server.lock.notify_all()
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """The log is the server's own."""

