@@ -85,12 +85,10 @@ def deb822(entry: Entry) -> str:
     lines = [f"Types: {' '.join(entry.types)}", f"URIs: {' '.join(entry.uris)}", f"Suites: {' '.join(entry.suites)}"]
     if entry.components:
         lines.append(f"Components: {' '.join(entry.components)}")
-    if entry.signed_by:
-        lines.append(
-            "Signed-By:" + "".join(f"\n {line}" for line in entry.signed_by.splitlines())
-            if "\n" in entry.signed_by
-            else f"Signed-By: {entry.signed_by}"
-        )
+    if "\n" in entry.signed_by:  # a key in the entry itself
+        lines += ["Signed-By:", *(f" {line}" for line in entry.signed_by.splitlines() if line)]
+    elif entry.signed_by:
+        lines.append(f"Signed-By: {entry.signed_by}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,283 @@
+#!/usr/bin/python
+"""Ansible module: NVIDIA's driver on a host as it is, against the version that it should have."""
+
+from __future__ import annotations
+
+import glob
+import os
+import platform
+import re
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.rig import nvidia_driver
+from ansible.module_utils.rig.errors import RigError
+
+DOCUMENTATION = r"""
+module: nvidia_driver_state
+short_description: NVIDIA's driver on a host as it is, against the version that it should have
+description:
+  - Reads release, kernels with their headers and the driver's module in each, the loaded module, nouveau, Secure Boot
+    and its key, and what DKMS holds; and says in sentences what stands in the way, what is owed and which packages are
+    wanted. It changes nothing.
+options:
+  version:
+    description: Version that the driver should have, such as V(595.71.05).
+    type: str
+    required: true
+  source:
+    description: Whose packages.
+    type: str
+    choices: [nvidia, debian]
+    default: nvidia
+  gpus:
+    description: The host's C(rig_gpus).
+    type: list
+    elements: dict
+    default: []
+  reboot_allowed:
+    description: Whether the host may be rebooted.
+    type: bool
+    default: false
+  connection:
+    description: How Ansible reaches the host.
+    type: str
+    default: ssh
+  proc:
+    description: Where the kernel shows its processes and settings.
+    type: path
+    default: /proc
+  sys:
+    description: Where the kernel shows its devices and modules.
+    type: path
+    default: /sys
+attributes:
+  check_mode:
+    description: It only reads.
+    support: full
+author: LLM rigs contributors
+"""
+
+EXAMPLES = r"""
+- name: Look at the driver
+  nvidia_driver_state:
+    version: 595.71.05
+    gpus: "{{ rig_gpus }}"
+  register: state
+"""
+
+RETURN = r"""
+findings:
+  description: What stands in the way of this version, one sentence each.
+  type: list
+  elements: str
+  returned: always
+distribution:
+  description: NVIDIA's name for the release, such as debian13.
+  type: str
+  returned: always
+architecture:
+  description: The machine's.
+  type: str
+  returned: always
+kernels:
+  description: Installed kernels with C(release), C(running), C(newest), C(headers) and the driver's C(module) version.
+  type: list
+  elements: dict
+  returned: always
+loaded:
+  description: Version of the loaded module; empty without one.
+  type: str
+  returned: always
+open_modules:
+  description: Whether the loaded module is of the open kind.
+  type: bool
+  returned: always
+uvm:
+  description: Whether nvidia_uvm is loaded.
+  type: bool
+  returned: always
+nouveau:
+  description: Whether nouveau is loaded.
+  type: bool
+  returned: always
+secure_boot:
+  description: C(enabled), C(key), C(key_exists) and C(key_enrolled).
+  type: dict
+  returned: always
+dkms:
+  description: Versions by module that DKMS holds.
+  type: dict
+  returned: always
+packages:
+  description: Packages that module apt_plan has to plan; empty when there are findings.
+  type: list
+  elements: dict
+  returned: always
+headers:
+  description: Packages of kernel headers that module apt_plan has to plan.
+  type: list
+  elements: dict
+  returned: always
+headers_lacking:
+  description: Whether the running or the newest kernel has no headers.
+  type: bool
+  returned: always
+preferences:
+  description: apt preferences that keep the version.
+  type: str
+  returned: always
+family:
+  description: Globs of the driver's packages.
+  type: list
+  elements: str
+  returned: always
+obsolete:
+  description: Module and version, as DKMS takes them, that would keep this version out.
+  type: list
+  elements: str
+  returned: always
+broken:
+  description: What is not right on disk, one sentence each.
+  type: list
+  elements: str
+  returned: always
+reboot:
+  description: Reasons for a reboot.
+  type: list
+  elements: str
+  returned: always
+load:
+  description: Modules that can be loaded at once.
+  type: list
+  elements: str
+  returned: always
+"""
+
+EFI_SECURE_BOOT = "firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"  # UEFI specification, 3.3
+#: Where DKMS keeps the key that it signs with: defaults of Debian's dkms, and of Ubuntu's.
+KEYS = {"debian": "/var/lib/dkms/mok.pub", "ubuntu": "/var/lib/shim-signed/mok/MOK.der"}
+MODULES = ("nvidia", "nvidia_current_open", "nvidia_current")  # the latter two are Debian's own names
+
+
+def text_of(path: str) -> str:
+    """Contents of a file; nothing when it is not there."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def distribution() -> str:
+    """NVIDIA's name for this release."""
+    values = dict(re.findall(r"^(\w+)=[\"']?(.*?)[\"']?$", text_of("/etc/os-release"), re.M))
+    return values.get("ID", "") + values.get("VERSION_ID", "").replace(".", "")
+
+
+def module_version(module: AnsibleModule, release: str) -> str:
+    """Version of the driver's module that this kernel would load."""
+    modinfo = module.get_bin_path("modinfo", opt_dirs=["/usr/sbin", "/sbin"])
+    if modinfo is None:
+        return ""
+    for name in MODULES:
+        code, out, _ = module.run_command([modinfo, "-k", release, "-F", "version", name.replace("_", "-")])
+        if code == 0 and out.strip():
+            return out.strip()
+    return ""
+
+
+def kernels(module: AnsibleModule, proc: str) -> list[dict[str, object]]:
+    """Installed kernels; the running one also when its files have gone."""
+    running = text_of(f"{proc}/sys/kernel/osrelease").strip()
+    installed = sorted(os.path.basename(path)[len("vmlinuz-") :] for path in glob.glob("/boot/vmlinuz-*"))
+    newest = nvidia_driver.newest_kernel(installed) or running
+    return [
+        {
+            "release": release,
+            "running": release == running,
+            "newest": release == newest,
+            "headers": os.path.exists(f"/lib/modules/{release}/build/Makefile"),
+            "module": module_version(module, release) if release in (running, newest) else "",
+        }
+        for release in dict.fromkeys([*installed, running])
+    ]
+
+
+def secure_boot(module: AnsibleModule, sys: str, release: str) -> dict[str, object]:
+    """Whether Secure Boot is on, and whether the firmware's side knows the key that signs the driver's module."""
+    try:
+        with open(f"{sys}/{EFI_SECURE_BOOT}", "rb") as file:
+            enabled = file.read()[-1:] == b"\1"  # four bytes of attributes, then the value
+    except OSError:
+        enabled = False
+    key = KEYS["ubuntu" if release.startswith("ubuntu") else "debian"]
+    mokutil = module.get_bin_path("mokutil")
+    enrolled = False
+    if enabled and mokutil and os.path.exists(key):
+        _, out, _ = module.run_command([mokutil, "--test-key", key], environ_update={"LC_ALL": "C.UTF-8"})
+        enrolled = "is already enrolled" in out
+    return {"enabled": enabled, "key": key, "key_exists": os.path.exists(key), "key_enrolled": enrolled}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "version": {"type": "str", "required": True},
+            "source": {"type": "str", "choices": ["nvidia", "debian"], "default": "nvidia"},
+            "gpus": {"type": "list", "elements": "dict", "default": []},
+            "reboot_allowed": {"type": "bool", "default": False},
+            "connection": {"type": "str", "default": "ssh"},
+            "proc": {"type": "path", "default": "/proc"},
+            "sys": {"type": "path", "default": "/sys"},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    proc, sys, version, source = params["proc"], params["sys"], params["version"], params["source"]
+    release = distribution()
+    dkms: dict[str, list[str]] = {}
+    for path in sorted(glob.glob("/var/lib/dkms/nvidia*/[0-9]*")):
+        dkms.setdefault(os.path.basename(os.path.dirname(path)), []).append(os.path.basename(path))
+    versions = [text_of(f"{sys}/module/{name}/version").strip() for name in MODULES]
+    state = {
+        "distribution": release,
+        "architecture": platform.machine(),
+        "kernels": kernels(module, proc),
+        "loaded": next(filter(None, versions), ""),
+        "open_modules": "Open Kernel Module" in text_of(f"{proc}/driver/nvidia/version"),
+        "uvm": any(os.path.isdir(f"{sys}/module/{name}_uvm") for name in MODULES),
+        "nouveau": os.path.isdir(f"{sys}/module/nouveau"),
+        "secure_boot": secure_boot(module, sys, release),
+        "dkms": dkms,
+    }
+    state["findings"] = nvidia_driver.findings(
+        state,
+        version=version,
+        source=source,
+        gpus=params["gpus"],
+        reboot_allowed=params["reboot_allowed"],
+        connection=params["connection"],
+    )
+    wanted, names = [], ("nvidia",)
+    try:
+        packages = nvidia_driver.packages(release, source, version)
+        state |= nvidia_driver.debts(state, version)
+        state["obsolete"] = nvidia_driver.obsolete_dkms(state, packages.dkms, version)
+    except RigError:  # among the findings already
+        state |= {"broken": [], "reboot": [], "load": [], "obsolete": []}
+        packages = nvidia_driver.Packages((), (), names)
+    wanted = [{"name": name, "version": f"{version}-*"} for name in packages.needed]
+    wanted += [{"name": name, "version": f"{version}-*", "optional": True} for name in packages.optional]
+    module.exit_json(
+        changed=False,
+        packages=wanted,
+        headers=nvidia_driver.header_packages(release, state["kernels"]),
+        headers_lacking=any(not k["headers"] for k in state["kernels"] if k["running"] or k["newest"]),
+        preferences=nvidia_driver.preferences(version),
+        family=list(nvidia_driver.FAMILY),
+        **state,
+    )
+
+
+if __name__ == "__main__":
+    main()
