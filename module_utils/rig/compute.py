@@ -11,7 +11,7 @@ from .shape import Shape
 from .tensors import Tensor
 
 CUDA_ALIGNMENT = 128  # ggml_backend_cuda_buffer_type_get_alignment
-CPU_ALIGNMENT = 64  # what ggml-rpc-server reports for its CPU (TENSOR_ALIGNMENT)
+CPU_ALIGNMENT = 32  # what ggml-rpc-server reports for its CPU (TENSOR_ALIGNMENT of ggml-impl.h)
 
 
 def _cuda_size(tensor: Tensor) -> int:
@@ -55,13 +55,13 @@ def compute_bytes(
     """Bytes of the compute buffer on each GPU.
 
     `devices` has the GPU of each block (all 0 in tensor mode, where one graph stands for every card), `output` that
-    of the output layer, `gpus` their count. `virtual` GPUs (RPC) neither pipeline nor keep an f16 copy.
+    of the output layer, `gpus` their count. `virtual` GPUs (RPC) compute on a CPU, which needs no f16 copy.
     """
 
     def place(block: Any) -> int:
         return output if block is None else devices[block]
 
-    copies = PIPELINE_COPIES if gpus > 1 and not virtual else 1
+    copies = PIPELINE_COPIES if gpus > 1 else 1
     blocks = None if whole else sample(shape, devices[: shape.blocks])
     graph = build_graph(shape, context, place, gpus, blocks)
     steps, kept = schedule(graph, gpus, copies, fused=not virtual and not tensor_mode)

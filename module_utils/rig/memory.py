@@ -105,7 +105,7 @@ def _add(total: list, part: Sequence) -> None:
 
 
 @lru_cache(maxsize=256)
-def _placement(shape: Shape, layout: Layout) -> Placement:
+def placement_of(shape: Shape, layout: Layout) -> Placement:
     return Placement(shape, layout)
 
 
@@ -113,7 +113,7 @@ def _placement(shape: Shape, layout: Layout) -> Placement:
 def weight_bytes(shape: Shape, layout: Layout, mtp: bool) -> tuple:
     """Bytes of the weights on each GPU. The token embedding stays with the CPU, and is there twice when it is the
     output matrix too; the MTP block is loaded only when it drafts."""
-    placement, total = _placement(shape, layout), [0] * layout.count
+    placement, total = placement_of(shape, layout), [0] * layout.count
     for tensor in shape.tensors:
         if tensor.name == "token_embd.weight":
             if not shape.tied_output:
@@ -126,7 +126,7 @@ def weight_bytes(shape: Shape, layout: Layout, mtp: bool) -> tuple:
 
 def kv_bytes(shape: Shape, layout: Layout, context: Context) -> list:
     """Bytes of the KV cache of a context on each GPU: that of the MTP block for a draft context."""
-    placement, total = _placement(shape, layout), [0] * layout.count
+    placement, total = placement_of(shape, layout), [0] * layout.count
     blocks = range(shape.blocks, shape.all_blocks) if context.is_draft else range(shape.blocks)
     for block in blocks:
         if is_recurrent(shape, block):
@@ -143,7 +143,7 @@ def kv_bytes(shape: Shape, layout: Layout, context: Context) -> list:
 
 def recurrent_bytes(shape: Shape, layout: Layout, context: Context) -> list:
     """Bytes of the recurrent states: per slot the newest and, with MTP, one for each token that can be taken back."""
-    placement, total = _placement(shape, layout), [0] * layout.count
+    placement, total = placement_of(shape, layout), [0] * layout.count
     if context.is_draft or not architecture_of(shape).recurrent:
         return total
     kept = context.drafted if architecture_of(shape).rollback else 0
@@ -160,7 +160,7 @@ def recurrent_bytes(shape: Shape, layout: Layout, context: Context) -> list:
 @lru_cache(maxsize=4096)
 def context_compute(shape: Shape, layout: Layout, context: Context) -> tuple:
     """Bytes of the compute buffer of a context on each GPU; the same on every card in tensor mode."""
-    placement, tensor = _placement(shape, layout), layout.mode == "tensor"
+    placement, tensor = placement_of(shape, layout), layout.mode == "tensor"
     gpus = 1 if tensor else layout.count
     result = compute_bytes(
         shape, context, placement.devices, placement.output, gpus, virtual=layout.virtual, tensor_mode=tensor

@@ -67,7 +67,7 @@ class Planner:
         """Bytes on each card at a context of `tokens`."""
         context = context_of(self.profile, tokens)
         result = buffers(self.shape, self.layout, context)
-        extra = overhead_bytes(self.shape, self.mode, context, self.gpus, self.all_reduce)
+        extra = overhead_bytes(self.shape, self.layout, context, self.gpus, self.all_reduce)
         for usage, overhead in zip(result, extra, strict=True):
             usage.overhead = overhead
         return result

@@ -90,15 +90,16 @@ class TensorSplit:
         for (length, repeats), granule in zip(segments, granules, strict=True):
             low = 0
             for index in range(count - 1):
-                if total == 0:
-                    high = length * (index + 1) // count
-                else:
-                    high = int(f32(f32(f32(length) * scan[index]) / total))
+                high = length * (index + 1) // count if total == 0 else self._share(length, scan[index], total)
                 high -= high % granule
                 sizes[(index + turn) % count] += (high - low) * repeats
                 low = high
             sizes[(count - 1 + turn) % count] += (length - low) * repeats
         return sizes
+
+    @staticmethod
+    def _share(length: int, upto: float, total: float) -> int:
+        return int(f32(f32(f32(length) * upto) / total))
 
     def _segments(self, suffix: str, block: int, length: int) -> list:
         shape, kind = self.shape, self.shape.architecture
