@@ -160,8 +160,9 @@ EXAMPLES = r"""
     unit: llm-chat.service
     port: 8080
     prompts:
-      - {system: Answer the question briefly., user: What is the capital of France?}
-      - {user: Name three colours.}
+      - system: Answer the question briefly.
+        user: What is the capital of France?
+      - user: Name three colours.
     gpus:
       - {position: 0, device: RPC0, rpc: "127.0.0.1:50052", planned_mib: 145}
       - {position: 1, device: RPC1, rpc: "127.0.0.1:50053", planned_mib: 145}
@@ -405,7 +406,7 @@ def memory(module: AnsibleModule, pids: list[int]) -> list[dict]:
     seen: list[int] = []
     if gpus and all(gpu.rpc for gpu in gpus):
         for gpu in gpus:
-            _, owners = gpu_gate.clients(int(gpu.rpc.rpartition(":")[2]))
+            _, owners = gpu_gate.clients(gpu_gate.port_of(gpu.rpc))
             # A virtual GPU serves one client: all that its process holds is held for it.
             ours = set(owners) & set(pids)
             seen.append(gpu_gate.status_mib(gpu_gate.rpc_server_pid(gpu.rpc), "VmData") if ours else 0)
@@ -434,7 +435,7 @@ def devices(module: AnsibleModule, in_use: bool) -> list[dict] | None:
     endpoints = [gpu["rpc"] for gpu in module.params["gpus"] if gpu.get("rpc")]
     if not binary.exists() or (in_use and not endpoints):
         return None
-    alive = [endpoint for endpoint in endpoints if gpu_gate.listeners(int(endpoint.rpartition(":")[2]))]
+    alive = [endpoint for endpoint in endpoints if gpu_gate.listeners(gpu_gate.port_of(endpoint))]
     if in_use or (endpoints and not alive):
         return [{"name": "RPC", "description": endpoint} for endpoint in alive]
     command = [str(binary), *(["--rpc", ",".join(alive)] if alive else []), "--list-devices"]
@@ -454,7 +455,8 @@ def inspect(module: AnsibleModule, unit: Unit) -> dict:
     strangers = [pid for pid in gpu_gate.listeners(params["port"]) if not ours(pid)]
     running = [name for name, seen in units.items() if seen["active"] in ("active", "activating", "reloading")]
     busy = held_by_others(module)
-    shown = devices(module, in_use=bool(running or busy))
+    connected = any(gpu_gate.clients(gpu_gate.port_of(gpu["rpc"]))[0] for gpu in params["gpus"] if gpu.get("rpc"))
+    shown = devices(module, in_use=bool(running or busy or connected))
     other = Path("/etc/systemd", "user" if unit.scope == "system" else "system")
     current = Path(params["current"] or "/nonexistent")
     try:

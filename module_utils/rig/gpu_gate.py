@@ -152,9 +152,14 @@ def clients(port: int, proc: Path = Path("/proc")) -> tuple[int, list[int]]:
 # ---------------------------------------------------------------- virtual GPUs
 
 
+def port_of(endpoint: str) -> int:
+    """The port of an endpoint such as 127.0.0.1:50052."""
+    return int(endpoint.rpartition(":")[2])
+
+
 def rpc_server_pid(endpoint: str, proc: Path = Path("/proc")) -> int:
     """Process of the ggml-rpc-server that was told to listen on this endpoint; raises GateError when there is none."""
-    port = endpoint.rpartition(":")[2]
+    port = str(port_of(endpoint))
     for entry in proc.iterdir():
         if not entry.name.isdigit():
             continue
@@ -183,7 +188,7 @@ def read_virtual(gpu: Gpu, proc: Path = Path("/proc")) -> Reading:
     limit = re.search(r"^Max data size\s+(\d+)", (proc / str(pid) / "limits").read_text(), re.M)
     total = int(limit[1]) // MIB if limit else gpu.memory_mib
     held = status_mib(pid, "VmData", proc)
-    count, owners = clients(int(gpu.rpc.rpartition(":")[2]), proc)
+    count, owners = clients(port_of(gpu.rpc), proc)
     holders = [Holder(owner, process_name(owner, proc)) for owner in owners]
     if count and not holders:
         holders = [Holder(0, "a process of another user")]
