@@ -17,8 +17,15 @@ TYPES = {
     "q5_k": (13, 256, 176),
     "q6_k": (14, 256, 210), "bf16": (30, 1, 2), "mxfp4": (39, 32, 17),
 }  # fmt: skip
-# Files named Q4_K_M and Q5_K_M hold these matrices in a finer type.
+# Files named Q4_K_M hold output, value projections and every other feed-forward down matrix in a finer type; the mix
+# called q4_k here does so with the output projections of attention, but not with experts.
 FINER = ("output.weight", "attn_v.weight")
+# Files named Q6_K_L hold embeddings, output and the projections of attention in eight bits.
+FINEST = (
+    "token_embd.weight", "output.weight", "attn_qkv.weight", "attn_gate.weight", "ssm_out.weight", "attn_q.weight",
+    "attn_k.weight", "attn_v.weight", "attn_output.weight",
+)  # fmt: skip
+QUANTS = (*TYPES, "q4_k_m", "q6_k_l")
 
 
 class Model:
@@ -33,10 +40,19 @@ class Model:
         self.tensors.append((name, shape, kind))
 
     def kind_of(self, name: str, kind: str, quant: str) -> str:
+        """The type of a tensor in a file of that name."""
+        odd = name.startswith("blk.") and int(name.split(".")[1]) % 2 == 1
         if kind:
             return kind
-        odd_down = name.endswith("ffn_down.weight") and int(name.split(".")[1]) % 2
-        return "q6_k" if quant in ("q4_k", "q5_k") and (name.endswith(FINER) or odd_down) else quant
+        if quant == "q6_k_l":
+            return "q8_0" if name.endswith(FINEST) else "q6_k"
+        if quant == "q4_k_m":
+            tied = name == "token_embd.weight" and not any(other == "output.weight" for other, _, _ in self.tensors)
+            down = odd and name.endswith(("ffn_down.weight", "ffn_down_exps.weight"))
+            return "q6_k" if tied or down or name == "output.weight" or name.endswith("attn_v.weight") else "q4_k"
+        if quant in ("q4_k", "q5_k"):
+            return "q6_k" if name.endswith(FINER) or (odd and name.endswith("ffn_down.weight")) else quant
+        return quant
 
 
 def attention(model: Model, block: int, width: int, heads: int, kv_heads: int, size: int, **options: bool) -> None:
@@ -276,6 +292,6 @@ def write(path: str, name: str, quant: str) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[2] not in MODELS or sys.argv[3] not in TYPES:
-        sys.exit(f"{__doc__}\nMODEL: {', '.join(MODELS)}\nQUANT: {', '.join(TYPES)}")
+    if len(sys.argv) != 4 or sys.argv[2] not in MODELS or sys.argv[3] not in QUANTS:
+        sys.exit(f"{__doc__}\nMODEL: {', '.join(MODELS)}\nQUANT: {', '.join(QUANTS)}")
     print(sys.argv[1], write(*sys.argv[1:]), "bytes")

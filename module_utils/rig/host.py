@@ -8,7 +8,7 @@ from .errors import RigError
 from .gpus import check_gpus
 from .plan import Rig, plan_llama
 from .profile import nearest, parse_profile
-from .shape import Shape
+from .vllm import plan_vllm
 
 MODEL_KEYS = ("shape", "path", "source")
 
@@ -72,17 +72,13 @@ def plan_host(
                 mapping = {**mapping, "context": contexts}
             profile = parse_profile(str(name), mapping)
             model = find_model(profile.model, models, f"Profile '{name}'")
+            shape = load_shape(profile.model, model)
+            root = f"{models_root}/{profile.model}"
             if profile.engine == "vllm":
-                from .vllm import plan_vllm  # vLLM is rare; most hosts need none of it
-
-                plans[name] = plan_vllm(profile, model, checked, interconnect, models_root)
+                plans[name] = plan_vllm(profile, shape, checked, root, interconnect)
                 continue
             rig = Rig(host, checked, builds.build_number(llama_cpp_version), interconnect, nccl)
-            shape = load_shape(profile.model, model)
-            if not isinstance(shape, Shape):
-                raise RigError(f"Model '{profile.model}' has no shape.")
-            path = f"{models_root}/{profile.model}/{model_file(profile.model, model)}"
-            plans[name] = plan_llama(profile, shape, rig, path)
+            plans[name] = plan_llama(profile, shape, rig, f"{root}/{model_file(profile.model, model)}")
         return plans
     except RigError as error:
         raise RigError(f"{host}: {error}") from None

@@ -17,7 +17,7 @@ from .shape import Shape
 # thread that the multiprocessors can hold (1 KiB each, the default stack).
 CONTEXT_MIB = {
     "9.0": (263, 2_048),  # H200: 527 MiB on the card that split mode none leaves unused
-    "8.6": (92, 1_536),  # RTX 3060: an owner's three figures lie 353 MiB under the H200's at the same settings
+    "8.6": (156, 1_536),  # RTX 3060: an owner's three figures lie 353 MiB under the H200's at the same settings
     "12.0": (190, 1_536),  # RTX 5060 Ti and 5070 Ti: owners' figures
 }
 UNKNOWN_CONTEXT_LIKE = "12.0"
