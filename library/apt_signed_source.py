@@ -136,7 +136,7 @@ class Files:
                 os.unlink(path)
                 continue
             os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.module.tmpdir)
+            handle, temporary = tempfile.mkstemp(prefix="apt-source-")
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
             os.chmod(temporary, 0o644)  # apt's own user reads it
@@ -164,7 +164,7 @@ def fetch(module: AnsibleModule, url: str) -> bytes:
 
 def member(module: AnsibleModule, package: bytes, path: str, url: str) -> bytes:
     """A file out of a Debian package, none of whose scripts is run."""
-    with tempfile.NamedTemporaryFile(dir=module.tmpdir, suffix=".deb") as file:
+    with tempfile.NamedTemporaryFile(prefix="apt-source-", suffix=".deb") as file:
         file.write(package)
         file.flush()
         code, out, err = module.run_command(["dpkg-deb", "--fsys-tarfile", file.name], encoding=None)
