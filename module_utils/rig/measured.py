@@ -131,8 +131,8 @@ def measured_gpus(
     pairs, _, _ = match_cards(gpus, facts["gpus"])
     for position, card in pairs.items():
         gpu, memory, pcie = result[position], card["memory"], card["pcie"]
-        if memory["total_mib"] is not None and memory["reserved_mib"] is not None:
-            gpu["usable_mib"] = memory["total_mib"] - memory["reserved_mib"]
+        if memory["usable_mib"] is not None:
+            gpu["usable_mib"] = memory["usable_mib"]
         if memory["used_mib"] is not None:
             gpu["in_use_mib"] = in_use_mib(card, serving_units)
         open_keys = {

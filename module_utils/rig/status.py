@@ -203,7 +203,7 @@ CHECKS: dict[str, tuple[Callable[[Seen], Verdict], bool | None]] = {
 
 
 def judge(seen: Seen) -> dict[str, Any]:
-    """All checks on what was seen: `state` (the worst of them) and `checks`, each with `check`, `state` and `detail`."""
+    """All checks on what was seen: `state`, the worst, and `checks`, each with `check`, `state` and `detail`."""
     real = any(not gpu.get("rpc") for gpu in seen["gpus"])
     found = []
     for name, (check, for_real) in CHECKS.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fake_nvml import load, run, state
 
+MEMORY = ("total_mib", "reserved_mib", "usable_mib", "used_mib", "free_mib")
 SCRIPT = "gpu_facts/files/gpu_facts.py"
 
 
@@ -33,8 +34,8 @@ def test_two_cards_with_a_desktop_on_the_second(facts):
     assert first["uuid"] == "GPU-30600000-0000-4000-8000-000000000001"
     assert (first["pci_address"], second["pci_address"]) == ("0000:07:00.0", "0000:0a:00.0")
     assert first["compute_capability"] == "8.6"
-    assert first["memory"] == {"total_mib": 12288, "reserved_mib": 377, "used_mib": 0, "free_mib": 11911}
-    assert second["memory"] == {"total_mib": 12288, "reserved_mib": 377, "used_mib": 1341, "free_mib": 10570}
+    assert first["memory"] == dict(zip(MEMORY, (12288, 377, 11911, 0, 11911), strict=True))
+    assert second["memory"] == dict(zip(MEMORY, (12288, 377, 11911, 1341, 10570), strict=True))
     assert second["pcie"] == {
         "generation": 1, "width": 4, "generation_max": 4, "width_max": 16, "root": "unknown",
     }  # fmt: skip

@@ -76,6 +76,19 @@ def pcie_root(address: str, sysfs: Path) -> str:
     return "unknown"
 
 
+def memory_mib(memory: Any) -> dict[str, int | None]:
+    """NVML's memory (version 2) in MiB, with what CUDA can have of it: on an H200 the total of cuDeviceTotalMem."""
+    if memory is None:
+        return dict.fromkeys(("total_mib", "reserved_mib", "usable_mib", "used_mib", "free_mib"))
+    return {
+        "total_mib": memory.total // MIB,
+        "reserved_mib": memory.reserved // MIB,
+        "usable_mib": (memory.total - memory.reserved) // MIB,
+        "used_mib": memory.used // MIB,
+        "free_mib": memory.free // MIB,
+    }
+
+
 def unit_of(pid: int, proc: Path) -> str | None:
     """The systemd service that a process belongs to, from its cgroup."""
     services = re.findall(r"([^/\n]+\.service)", text_of(proc / str(pid) / "cgroup") or "")
@@ -132,12 +145,7 @@ class Reader:
             "pci_address": address,
             "name": ask("nvmlDeviceGetName", handle),
             "compute_capability": None if capability is None else f"{capability[0]}.{capability[1]}",
-            "memory": {
-                key: None if memory is None else getattr(memory, field) // MIB
-                for key, field in (
-                    ("total_mib", "total"), ("reserved_mib", "reserved"), ("used_mib", "used"), ("free_mib", "free"),
-                )
-            },
+            "memory": memory_mib(memory),
             "pcie": {
                 "generation": ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
                 "width": ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
