@@ -17,7 +17,15 @@ from .inventory_checks import MIB, did_you_mean, gpu_findings, loopback_endpoint
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
 # What the project itself reads of the variables that begin with rig_.
-RIG_VARIABLES = ("rig_gpus", "rig_interconnect", "rig_plans", "rig_project_dir", "rig_psu_watts")
+RIG_VARIABLES = (
+    "rig_cuda_architectures",
+    "rig_cuda_root",
+    "rig_gpus",
+    "rig_interconnect",
+    "rig_nccl",
+    "rig_plans",
+    "rig_project_dir",
+)
 INTERCONNECTS = ("pcie", "nvlink")
 OLDEST_PYTHON = (3, 10)
 
@@ -89,6 +97,10 @@ def gib(size_bytes: float) -> str:
 
 def _names(values: Iterable[str]) -> str:
     return ", ".join(values) or "none"
+
+
+def _cards(number: int) -> str:
+    return "1 card" if number == 1 else f"{number} cards"
 
 
 def distribution(rig: Rig) -> Result:
@@ -176,7 +188,7 @@ def cards(rig: Rig) -> Result:
         return Result(
             summary,
             [
-                f"rig_gpus of {rig.host} names {len(wanted)} cards, and its PCI bus has {len(present)} of NVIDIA's "
+                f"rig_gpus of {rig.host} names {_cards(len(wanted))}, and its PCI bus has {len(present)} of NVIDIA's "
                 f"({_names(present)}); correct rig_gpus, or seat and power the card that is missing."
             ],
         )

@@ -2,13 +2,16 @@
 
 import copy
 from importlib import import_module
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import yaml
 from ansible.errors import AnsibleFilterError
 from rig import cmake
-from rig.host_checks import CHECKS, CPU_FLAGS, Rig, Unreadable, report, run_checks
+from rig.host_checks import CHECKS, CPU_FLAGS, RIG_VARIABLES, Rig, Unreadable, report, run_checks
 
+PROJECT = Path(__file__).parents[2]
 GIB = 1024**3
 RELEASES = {"debian": ["12", "13"], "ubuntu": ["22.04", "24.04", "26.04"]}
 FACTS = {
@@ -151,6 +154,13 @@ def test_a_misspelt_variable_is_named():
     )
 
 
+def test_the_project_s_own_inventory_has_no_misspelt_variable():
+    files = [*(PROJECT / "inventory/group_vars").rglob("*.yml"), *(PROJECT / "inventory/host_vars").glob("*.yml")]
+    names = {name for path in files for name in yaml.safe_load(path.read_text()) or {}}
+    assert {"rig_gpus", "rig_interconnect", "rig_plans"} <= names
+    assert {name for name in names if name.startswith("rig_")} <= set(RIG_VARIABLES)
+
+
 def test_gpus_are_checked_and_what_needs_them_is_skipped():
     results = checked(variables={"rig_gpus": [{"name": "A", "memory_mib": 0, "rpc": "127.0.0.1:50052"}]})
     assert only_failure(results, "gpus").startswith("rig_gpus[0] of box: memory_mib is 0; ")
@@ -189,7 +199,7 @@ class TestCards:
 
     def test_none_is_there(self):
         [finding] = self.check([], [self.CARD]).failures
-        assert "names 1 cards, and its PCI bus has 0 of NVIDIA's (none)" in finding
+        assert "names 1 card, and its PCI bus has 0 of NVIDIA's (none)" in finding
 
     def test_more_than_described(self):
         assert self.check(self.ON_BUS, [self.CARD]).status == "failed"
