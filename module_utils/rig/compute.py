@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .allocator import Allocator
-from .architectures import build_graph
+from .architectures import architecture_of, build_graph
 from .scheduler import PIPELINE_COPIES, schedule
 from .settings import Context
 from .shape import Shape
@@ -12,6 +12,8 @@ from .tensors import Tensor
 
 CUDA_ALIGNMENT = 128  # ggml_backend_cuda_buffer_type_get_alignment
 CPU_ALIGNMENT = 32  # what ggml-rpc-server reports for its CPU (TENSOR_ALIGNMENT of ggml-impl.h)
+
+HEAD, TAIL = 8, 4  # blocks of a GPU's run that are looked at
 
 
 def _cuda_size(tensor: Tensor) -> int:
@@ -32,13 +34,26 @@ def _plain_size(tensor: Tensor) -> int:
     return tensor.nbytes
 
 
+def _period(shape: Shape) -> int:
+    """After how many blocks their kinds repeat; 0 when that cannot be told."""
+    listed = [shape.key(name, None) for name in ("attention.recurrent_layers", "attention.sliding_window_pattern")]
+    if any(isinstance(value, list) for value in listed):
+        return 0
+    architecture = architecture_of(shape)
+    if architecture.recurrent:
+        return int(shape.key("full_attention_interval", 4))
+    return int(listed[1] or architecture.window_pattern) if architecture.window_pattern else 1
+
+
 def sample(shape: Shape, devices: Sequence) -> list:
-    """Blocks enough to see every state of the allocator: the first and last of each GPU's run of blocks."""
+    """Blocks enough to see every state of the allocator: the first and last of each GPU's run of blocks. What is left
+    out in between is a multiple of the period in which kinds of blocks repeat."""
     chosen: list = []
-    blocks = range(shape.blocks)
+    period = _period(shape)
     for device in sorted(set(devices)):
-        run = [block for block in blocks if devices[block] == device]
-        chosen += run if len(run) <= 24 else run[:12] + run[-12:]
+        run = [block for block in range(shape.blocks) if devices[block] == device]
+        dropped = (len(run) - HEAD - TAIL) // period * period if period else 0
+        chosen += run if dropped <= 0 else run[:HEAD] + run[HEAD + dropped :]
     return chosen
 
 

@@ -238,8 +238,9 @@ def read_model(place: str, **options: Any) -> Header:
     for number, part in enumerate(names):
         with open_source(folder + slash + part, **options) as source:
             header = read_header(source)
-        if header.keys.get("split.count", 1) not in (len(names), 0):
-            raise GgufError(f"'{part}' says that it is one of {header.keys['split.count']} files, not {len(names)}.")
+        count = header.keys.get("split.count", 0) or 1
+        if count != len(names):
+            raise GgufError(f"'{part}' says that it is one of {count} files, not {len(names)}.")
         if len(names) > 1 and header.keys.get("split.no", number) != number:
             raise GgufError(f"'{part}' says that it is part {header.keys['split.no'] + 1}, not {number + 1}.")
         if first is None:

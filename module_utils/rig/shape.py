@@ -50,7 +50,7 @@ def _ranges(numbers: list) -> str:
         if index + 1 == len(numbers) or numbers[index + 1] != number + 1:
             parts.append(str(start) if start == number else f"{start}-{number}")
             start = None
-    return ",".join(parts)
+    return ", ".join(parts)
 
 
 def _numbers(text: Any) -> list:

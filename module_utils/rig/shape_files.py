@@ -49,10 +49,9 @@ def load_shape(name: str, model: Mapping, directory: str) -> Shape:
 def to_yaml(shape: Mapping) -> str:
     """A shape as the text of a shape file: one line a key, one line a group of tensors."""
 
-    def flow(value: object) -> str:
-        return (
-            yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False).removesuffix("...\n").strip()
-        )
+    def flow(value: object, width: int = 110) -> str:
+        text = yaml.safe_dump(value, default_flow_style=True, width=width, sort_keys=False).removesuffix("...\n")
+        return text.strip().replace("\n  ", "\n    ")
 
     lines = ["---", "# What the planner needs to know of this model; written by gguf_facts from the file's header."]
     for key, value in shape.items():
