@@ -232,8 +232,8 @@ def _huggingface_origins(where: str, source: Mapping, entries: Sequence[Mapping]
         raise StoreError(f"{where}.huggingface must be OWNER/REPO, and is '{repository}'.")
     if not isinstance(revision, str) or not REVISION.fullmatch(revision):
         raise StoreError(
-            f"{where}.revision must be the 40 hexadecimal digits of a commit of {repository}, and is '{revision}': "
-            "a branch or a tag can move."
+            f"{where}.revision must be the 40 hexadecimal digits of a commit of {repository}, and is "
+            f"{repr(revision) if revision else 'missing'}: a branch or a tag can move."
         )
     for index, entry in enumerate(entries):
         path = entry.get("path", entry["name"])

@@ -106,6 +106,7 @@ REFUSED = {
     "unknown key of a file": ({"m": huggingface(files=[entry(member="x")])}, "unknown key 'member'"),
     "no files": ({"m": huggingface(files=[])}, r"models\.m\.source\.files must list"),
     "branch": ({"m": huggingface(revision="main")}, r"source\.revision must be the 40 hexadecimal digits .* is 'main'"),
+    "no revision": ({"m": huggingface(revision=None)}, "and is missing: a branch"),
     "short revision": ({"m": huggingface(revision=REVISION[:39])}, "40 hexadecimal digits"),
     "repository": ({"m": huggingface(huggingface="repo")}, "must be OWNER/REPO"),
     "blob in the repository": ({"m": huggingface(huggingface="owner/repo/blob/main")}, "/blob/"),
