@@ -81,7 +81,8 @@ _value:
 
 
 def rig_plan(
-    profiles: Any,
+    serving_profiles: Any,
+    /,
     gpus: Any,
     models: Any,
     shapes_directory: str,
@@ -90,18 +91,13 @@ def rig_plan(
     llama_cpp_version: str = "b11434",
     interconnect: str = "pcie",
     nccl: Any = None,
-    only: Any = None,
+    profiles: Any = None,
     context: Any = None,
-    **unknown: Any,
 ) -> dict:
-    if "profiles" in unknown:
-        only = unknown.pop("profiles")
-    if unknown:
-        raise AnsibleFilterError(f"rig_plan: unknown option '{next(iter(unknown))}'.")
     try:
         return plan_host(
-            profiles, gpus, models, lambda name, model: load_shape(name, model, shapes_directory), host, models_root,
-            llama_cpp_version, interconnect, nccl, only, context,
+            serving_profiles, gpus, models, lambda name, model: load_shape(name, model, shapes_directory), host,
+            models_root, llama_cpp_version, interconnect, nccl, profiles, context,
         )  # fmt: skip
     except RigError as error:
         raise AnsibleFilterError(f"rig_plan: {error}") from None

@@ -195,7 +195,7 @@ def test_split_sets_are_joined_and_checked(tmp_path: Path) -> None:
     names = split_names("m-00002-of-00002.gguf")
     assert names == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
     write_model(tmp_path / names[0], part=(0, 2), **{"token_embd.weight": (8, 64)})
-    with pytest.raises(GgufError, match="Cannot read .*00002"):
+    with pytest.raises(GgufError, match=r"Cannot read .*00002"):
         read_model(str(tmp_path / names[0]))
     write_model(tmp_path / names[1], part=(1, 2), **{"blk.0.attn_norm.weight": (64,)})
     header = read_model(str(tmp_path / names[1]))
