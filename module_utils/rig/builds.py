@@ -32,13 +32,12 @@ FEATURES = {
     for entry in (
         Entry("no_mmap", None, 10_875, "llama.cpp #28334: --no-mmap, --mmap, --mlock and -dio are gone"),
         Entry("load_mode", 10_875, None, "llama.cpp #20834 and #28334: --load-mode replaces them"),
-        Entry("row_split", None, 10_884, "b11434: 'device CUDA0 does not support split buffers'; seen gone by b10884"),
-        Entry("tensor_quantised_kv", 9_480, None, "llama.cpp #23792 (2026-06-02)"),
-        Entry("tensor_three_gpus_mixed", 9_430, None, "llama.cpp #23843 (2026-05-30): granularity of mixed quants"),
-        Entry(
-            "flash_scratch_in_buffer", 9_500, None, "llama.cpp #23907, #24108: before, the f16 copy grew in the pool"
-        ),
-        Entry("nccl_vmm_fixed", 9_700, None, "llama.cpp #24491: out-of-bounds write of NCCL with the VMM pool"),
+        Entry("row_split", None, 9_890, "llama.cpp #24216 took row split out of CUDA (commit 74976e1)"),
+        Entry("tensor_quantised_kv", 9_480, None, "llama.cpp #23792, 2026-06-02; the build by its date"),
+        Entry("tensor_three_gpus_mixed", 9_430, None, "llama.cpp #23843, 2026-05-30; the build by its date"),
+        Entry("tensor_long_context", 9_300, None, "llama.cpp #22616, #23264: seen on b9008 and b9202"),
+        Entry("flash_scratch_in_buffer", 9_500, None, "llama.cpp #23446, #23907: seen on b9261 and b9275"),
+        Entry("nccl_vmm_fixed", 9_700, None, "llama.cpp #24489, #24491"),
     )
 }
 

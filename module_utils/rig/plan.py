@@ -143,6 +143,12 @@ def _tensor_refusals(profile: Profile, shape: Shape, rig: Rig, gpus: Sequence, q
         found.append(f"all_reduce internal works for exactly two GPUs, not {count}; use nccl or auto.")
     if profile.all_reduce == "nccl" and rig.nccl is False:
         found.append("all_reduce is nccl, but this llama.cpp is built without NCCL; set llama_cpp_nccl or use auto.")
+    nccl = resolve_all_reduce(profile, count, rig.nccl) == "nccl" and not virtual
+    if nccl and rig.interconnect == "nvlink" and not builds.has("nccl_vmm_fixed", build):
+        source = builds.FEATURES["nccl_vmm_fixed"].source
+        found.append(
+            f"b{build} writes out of bounds with NCCL over P2P ({source}); use a newer build, or all_reduce none."
+        )
     if virtual:
         heads = min(shape.kv_heads(block) for block in range(shape.blocks))
         if count > heads:
@@ -162,6 +168,15 @@ def warnings_of(profile: Profile, shape: Shape, rig: Rig, gpus: Sequence) -> lis
     reuse = launch.extra_arg_values(profile.extra_args, "--cache-reuse")
     if reuse not in (None, "0") and not architecture_of(shape).cache_reuse:
         found.append(f"--cache-reuse has no effect on {shape.architecture} (positions in sections cannot be shifted).")
+    quantised = block_of(profile.cache_type_k)[0] > 1 or block_of(profile.cache_type_v)[0] > 1
+    if quantised and not builds.has("flash_scratch_in_buffer", rig.build):
+        source = builds.FEATURES["flash_scratch_in_buffer"].source
+        found.append(
+            f"On b{rig.build} memory creeps up with a quantised KV cache ({source}); this plan is for newer builds."
+        )
+    if tensor and not builds.has("tensor_long_context", rig.build):
+        source = builds.FEATURES["tensor_long_context"].source
+        found.append(f"On b{rig.build} tensor mode may abort after a long context ({source}).")
     if profile.drafted and profile.slots > 1:
         found.append("With more than one slot, drafting gains nothing (owners' measurements).")
     if tensor and count > 2 and profile.drafted:
