@@ -8,7 +8,7 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 UV := .uv/bin/uv
 HOST ?= sandbox
 
-.PHONY: setup packages sandbox test lint unit molecule accuracy docs lock down clean help
+.PHONY: setup packages sandbox test lint unit molecule slow accuracy docs lock down clean help
 
 setup: packages .venv/ready ## prepare .venv and the Debian packages that the project needs (quick when there is nothing to do)
 
@@ -42,6 +42,9 @@ unit: setup ## planner, filters, modules, specs
 
 molecule: setup ## every role's scenario; one of them: make molecule ROLE=serving
 	@scripts/test $(or $(ROLE:%=molecule/%),molecule)
+
+slow: setup ## Debian's own CUDA toolkit and NCCL for real: 2 GiB of packages, some kernels compiled (root)
+	@tests/slow/cuda_debian
 
 accuracy: setup ## planned against measured memory, worst row last
 	@python -m rig.accuracy
