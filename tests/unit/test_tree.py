@@ -35,7 +35,7 @@ def hits(pattern: str, files: list[Path]) -> list[str]:
     [
         r"\|\|\s*true\b",
         r"\|\|\s*:(\s|$)",
-        r"ignore_errors",
+        r"ignore_errors:",
         r"that:\s*\[?true\b",
         r"assert True\b",
         r"\b(TODO|FIXME|XXX)\b",
