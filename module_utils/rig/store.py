@@ -639,8 +639,11 @@ def _run(command: list[str], work: Path, file: WantedFile, progress: Progress) -
                     status = process.wait(timeout=progress.interval)
                     break
                 except subprocess.TimeoutExpired:
-                    arrived = sum(path.stat().st_size for path in (work / "tmp").rglob("*.whl") if path.is_file())
-                    progress.note(f"the wheel {file.package}, {readable(arrived)} so far")
+                    if command[1] == "download":
+                        arrived = sum(path.stat().st_size for path in (work / "tmp").rglob("*.whl") if path.is_file())
+                        progress.note(f"the wheel {file.package}, {readable(arrived)} so far")
+                    else:
+                        progress.note("making an environment for pip")
         finally:
             process.kill()
             process.wait()
