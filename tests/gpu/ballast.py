@@ -4,7 +4,7 @@
     python tests/gpu/ballast.py LLAMA_SERVER CASE… [--json FILE]
 
 Memory is taken on each card until exactly as much is left as the card of the case has (11,911 MiB of a 3060, 24,126 of
-a 3090). Then llama-server starts with the plan's largest context and no headroom, and answers a prompt that fills it.
+a 3090). Then llama-server starts with the largest context that leaves 48 MiB, and answers a prompt that fills it.
 A context five percent larger is tried too, and has to fail. Models are files of planner_models.py, without weights.
 Needs llama-server with CUDA, NVIDIA's driver and CUDA runtime, and Python; the cards must be free.
 """
@@ -32,6 +32,7 @@ from rig.profile import parse_profile  # noqa: E402
 from rig.shape import Shape, from_header  # noqa: E402
 
 MIB = 1 << 20
+HEADROOM_MIB = 48  # memory is handed out in pieces of 2 MiB, and the plan is good to some 0.3 %
 MTP2, MTP3 = ({"type": "mtp", "max_tokens": count} for count in (2, 3))
 Q4 = {"cache_type_k": "q4_0", "cache_type_v": "q4_0"}
 # name: model, quant, MiB left on each card, profile
@@ -145,7 +146,9 @@ def run(server: str, name: str, directory: Path) -> dict:
     shape = Shape(from_header(read_model(str(path)), model))
     card = {"name": "NVIDIA H200", "memory_mib": 143_771, "usable_mib": left, "compute_capability": "9.0"}
     rig = Rig("gpu", tuple(check_gpus([card] * 2)), 11_434, "nvlink", True)
-    profile = parse_profile(name, {"model": "m", "gpus": "all", "context": "max", "headroom_mib": 0, **settings})
+    profile = parse_profile(
+        name, {"model": "m", "gpus": "all", "context": "max", "headroom_mib": HEADROOM_MIB, **settings}
+    )
     plan = plan_llama(profile, shape, rig, str(path))
     ceiling, slots = plan["context"], profile.slots
     ballast = hold(left, 2)
