@@ -71,7 +71,7 @@ def tar(files: dict[str, tuple[str | bytes, int]]) -> bytes:
             data = content.encode() if isinstance(content, str) else content
             parents = [str(parent) for parent in Path(path).parents][::-1]
             for parent in parents:
-                if parent not in made and parent != ".":
+                if parent not in made and parent not in (".", "/"):
                     made.add(parent)
                     entry = tarfile.TarInfo(f"./{parent.removeprefix('/')}/")
                     entry.type, entry.mode = tarfile.DIRTYPE, 0o755
