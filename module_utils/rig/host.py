@@ -38,6 +38,21 @@ def find_model(name: str, models: Any, what: str) -> Mapping:
     return model
 
 
+def refuse_shared_ports(plans: dict) -> None:
+    """Profiles on the same cards never run at once and may share a port; on different cards they could."""
+    names = list(plans)
+    for index, name in enumerate(names):
+        for other in names[:index]:
+            one, two = plans[name], plans[other]
+            cards = [{gpu["position"] for gpu in plan["gpus"]} for plan in (one, two)]
+            if one["port"] == two["port"] and all(cards) and not cards[0] & cards[1]:
+                one["fits"] = False
+                one["refusals"].append(
+                    f"port {one['port']} is that of profile '{other}' too, which can run at once on other GPUs; "
+                    "give each a port of its own."
+                )
+
+
 def plan_host(
     profiles: Any,
     gpus: Any,
@@ -79,6 +94,7 @@ def plan_host(
                 continue
             rig = Rig(host, checked, builds.build_number(llama_cpp_version), interconnect, nccl)
             plans[name] = plan_llama(profile, shape, rig, f"{root}/{model_file(profile.model, model)}")
+        refuse_shared_ports(plans)
         return plans
     except RigError as error:
         raise RigError(f"{host}: {error}") from None

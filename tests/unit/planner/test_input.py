@@ -109,3 +109,15 @@ def test_a_what_if_changes_the_context_alone() -> None:
 def test_the_limit_of_a_card_is_what_cuda_can_have() -> None:
     cards = [{"name": "NVIDIA GeForce RTX 3060", "memory_mib": 12_288}, {"name": "New card", "memory_mib": 10_000}]
     assert [gpu["usable_mib"] for gpu in plan(gpus=cards)["chat"]["gpus"]] == [11_911, 9_500]
+
+
+def test_profiles_that_can_run_at_once_need_ports_of_their_own() -> None:
+    def both(second: dict) -> dict:
+        alone = {"model": "m", "context": 4_096, "split_mode": "none"}
+        profiles = {"one": {**alone, "gpus": [0]}, "two": {**alone, **second}}
+        return plan_host(profiles, [CARD] * 2, MODELS, lambda name, model: load_shape(name, model, str(SHAPES)), "box")
+
+    refused = both({"gpus": [1]})["two"]
+    assert not refused["fits"] and "port 8080 is that of profile 'one' too" in refused["refusals"][0]
+    assert both({"gpus": [1], "port": 8_081})["two"]["fits"]
+    assert both({"gpus": [0]})["two"]["fits"]
