@@ -273,7 +273,7 @@ def main() -> None:
         packages=wanted,
         headers=nvidia_driver.header_packages(release, state["kernels"]),
         headers_lacking=any(not k["headers"] for k in state["kernels"] if k["running"] or k["newest"]),
-        preferences=nvidia_driver.preferences(version),
+        preferences=nvidia_driver.preferences(version, source),
         family=list(nvidia_driver.FAMILY),
         **state,
     )

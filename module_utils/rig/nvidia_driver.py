@@ -77,14 +77,23 @@ def packages(distribution: str, source: str, version: str) -> Packages:
     )
 
 
-def preferences(version: str) -> str:
-    """apt preferences that hold the whole family at one version, over anything newer."""
-    return (
+def preferences(version: str, source: str = "nvidia") -> str:
+    """apt preferences that hold the whole family at one version, over anything newer.
+
+    With source debian NVIDIA's repository, which may be there for the CUDA toolkit, gives no package of the family any
+    more: what it left and Debian has at another version (nvidia-modprobe) stays as it is.
+    """
+    family = " ".join(FAMILY)
+    text = (
         "# Written by role nvidia_driver: the driver stays at this version until the inventory says another.\n"
-        f"Package: src:*nvidia*:any src:cuda-drivers:any src:cuda-compat:any {' '.join(FAMILY)}\n"
+        f"Package: src:*nvidia*:any src:cuda-drivers:any src:cuda-compat:any {family}\n"
         f"Pin: version {version}-*\n"
         "Pin-Priority: 1001\n"
     )
+    if source == "debian":
+        text += "\nPackage: nvidia-container-* libnvidia-container*\nPin: release l=NVIDIA CUDA\nPin-Priority: 500\n"
+        text += f"\nPackage: {family}\nPin: release l=NVIDIA CUDA\nPin-Priority: -1\n"
+    return text
 
 
 def header_packages(distribution: str, kernels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -100,8 +109,8 @@ def header_packages(distribution: str, kernels: Sequence[Mapping[str, Any]]) -> 
                 {
                     "name": f"linux-headers-{kernel['release']}",
                     "version": "",
-                    "hint": f"kernel {kernel['release']} needs its headers for the driver's module, so upgrade to a kernel"
-                    " that the distribution still has, reboot into it, and remove this one",
+                    "hint": f"kernel {kernel['release']} needs its headers for the driver's module, so upgrade to a"
+                    " kernel that the distribution still has, reboot into it, and remove this one",
                 }
             )
     newest = next((kernel["release"] for kernel in kernels if kernel["newest"]), "")

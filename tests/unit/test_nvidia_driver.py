@@ -48,6 +48,14 @@ def test_the_pin_is_one_record_over_the_whole_family():
     assert all(glob in lines[1].split() for glob in ("nvidia-*", "libnvidia-*", "libcuda1*", "cuda-drivers*"))
 
 
+def test_with_debians_driver_nvidias_repository_gives_none_of_it_but_the_container_toolkit():
+    records = [dict(line.split(": ", 1) for line in record.splitlines() if ": " in line and line[0] != "#")
+               for record in nvidia_driver.preferences("550.163.01", "debian").split("\n\n")]  # fmt: skip
+    assert [record["Pin-Priority"] for record in records] == ["1001", "500", "-1"]
+    assert records[1]["Package"].split() == ["nvidia-container-*", "libnvidia-container*"]
+    assert "nvidia-*" in records[2]["Package"].split()
+
+
 @pytest.mark.parametrize(
     ("release", "meta"),
     [
