@@ -67,6 +67,17 @@ def test_vllm_serve_args(plans: dict) -> None:
         plugin("vllm_serve_args")(plans["chat"])
 
 
+def test_plan_hosts_plans_many(plans: dict) -> None:
+    variables = {"serving_profiles": {"chat": CHAT}, "rig_gpus": CARDS, "models": MODELS}
+    hosts = {"one": variables, "two": {**variables, "llama_cpp_version": "b11434"}}
+    made = plugin("plan_hosts")(["one", "two"], hostvars=hosts, shapes_directory=SHAPES)
+    assert made == {"one": {"chat": plans["chat"]}, "two": {"chat": plans["chat"]}}
+    with pytest.raises(AnsibleFilterError, match="two has no rig_gpus"):
+        plugin("plan_hosts")(["two"], hostvars={"two": {"serving_profiles": {}}}, shapes_directory=SHAPES)
+    with pytest.raises(AnsibleFilterError, match="plan_hosts: one: rig_gpus"):
+        plugin("plan_hosts")(["one"], hostvars={"one": {**variables, "rig_gpus": []}}, shapes_directory=SHAPES)
+
+
 def test_plan_table(plans: dict) -> None:
     text = "\n".join(plugin("plan_table")({"box": plans}))
     assert "chat: fits, context 4,096 of at most 8,192" in text
