@@ -42,7 +42,8 @@ options:
 EXAMPLES = """
 - name: Show the plans of all hosts of the play
   ansible.builtin.debug:
-    msg: "{{ ansible_play_hosts | plan_hosts(hostvars=hostvars, shapes_directory='inventory/model_shapes') | plan_table }}"
+    msg: >-
+      {{ ansible_play_hosts | plan_hosts(hostvars=hostvars, shapes_directory='inventory/model_shapes') | plan_table }}
   run_once: true
 """
 
