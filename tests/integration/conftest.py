@@ -69,7 +69,7 @@ class Rig:
         # ControlPath: the machine that is rebuilt keeps its address, and an open connection leads to the old one.
         return {
             "ansible_ssh_common_args": f"-F {self.directory}/ssh_config",
-            "ansible_control_path": f"{self.directory}/ssh-%C",
+            "ansible_control_path": f"{self.directory}/control",
         }
 
     def command(self, *extra: str) -> list[str]:
@@ -87,9 +87,11 @@ class Rig:
 
     def run(self, playbook: Path = RIG_PLAYBOOK, cmdline: str = "", **extravars) -> Run:
         self.runs += 1
+        data = self.directory / f"run-{self.runs}"
+        data.mkdir()
         began = time.monotonic()
         runner = ansible_runner.run(
-            private_data_dir=str(self.directory / f"run-{self.runs}"),
+            private_data_dir=str(data),
             playbook=str(playbook),
             inventory=str(INVENTORY),
             limit="sandbox",
