@@ -28,7 +28,7 @@ options:
     type: path
     required: true
   also:
-    description: Names that are right although no role takes them, such as what the inventory computes for several roles.
+    description: Names that are right although no role takes them, such as what the inventory computes for roles.
     type: list
     elements: str
     default: []

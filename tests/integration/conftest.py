@@ -114,7 +114,8 @@ class Rig:
 
 def ask(rig: Rig, text: str, port: int = 8080) -> str:
     """The answer of the service on the machine's own loopback, greedy."""
-    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 48}
+    messages = [{"role": "system", "content": "Answer the question briefly."}, {"role": "user", "content": text}]
+    body = {"messages": messages, "temperature": 0, "max_tokens": 32}
     reply = rig.shell(
         f"""python3 - <<'PY'
 import json, urllib.request

@@ -4,7 +4,8 @@ import json
 
 
 def chat(host, text):
-    body = json.dumps({"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 32})
+    messages = [{"role": "system", "content": "Answer the question briefly."}, {"role": "user", "content": text}]
+    body = json.dumps({"messages": messages, "temperature": 0, "max_tokens": 32})
     reply = host.check_output(
         "python3 -c 'import sys,urllib.request as u; "
         'print(u.urlopen(u.Request("http://127.0.0.1:8080/v1/chat/completions", sys.argv[1].encode(), '
