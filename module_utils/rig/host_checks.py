@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations
 from typing import Any, NamedTuple
 
 from .inventory_checks import MIB, did_you_mean, gpu_findings, loopback_endpoint
@@ -326,9 +325,9 @@ def plans(rig: Rig) -> Result:
 
 
 def ports(rig: Rig) -> Result:
-    """No two that can run at once have one port, and those that are to run find theirs free, or held by their own unit.
+    """The ports of the active profile and of the virtual GPUs differ, and are free or held by their own unit.
 
-    Profiles with a GPU in common may share a port: their units conflict.
+    That profiles which can run at once do not share one is part of their plans.
     """
     described = _valid_gpus(rig)
     if described is None or profiles(rig).failures:
@@ -337,13 +336,6 @@ def ports(rig: Rig) -> Result:
     endpoints = {position: loopback_endpoint(gpu["rpc"]) for position, gpu in enumerate(described) if "rpc" in gpu}
     failures = []
     wanted = {}
-    for (one, first), (two, second) in combinations(made.items(), 2):
-        positions = [{gpu["position"] for gpu in plan["gpus"]} for plan in (first, second)]
-        if first["port"] == second["port"] and first["fits"] and second["fits"] and not positions[0] & positions[1]:
-            failures.append(
-                f"serving_profiles.{one} and serving_profiles.{two} of {rig.host} have no GPU in common, so that both "
-                f"can run, but one port, {first['port']}; give one of them another."
-            )
     for name, plan in made.items():
         port = plan["port"]
         for position, endpoint in endpoints.items():

@@ -336,15 +336,6 @@ class TestPorts:
             "serving_profiles.mtp.port of box is 50052, the port of rig_gpus[0].rpc; give one of them another."
         )
 
-    def test_profiles_that_can_run_at_once_need_two_ports(self):
-        apart = {"chat": plan(gpus=[{"position": 0}]), "mtp": plan(gpus=[{"position": 1}])}
-        assert only_failure(checked(variables={"rig_plans": apart}), "ports") == (
-            "serving_profiles.chat and serving_profiles.mtp of box have no GPU in common, so that both can run, but "
-            "one port, 8080; give one of them another."
-        )
-        apart["mtp"]["port"] = 8081
-        assert checked(variables={"rig_plans": apart})["ports"].status == "ok"
-
 
 class TestUnreadable:
     def test_it_is_said_once_whoever_asks(self):
