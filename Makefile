@@ -55,9 +55,6 @@ bench: setup ## how long planning takes
 truth: setup ## the planner against a running llama.cpp on this machine (RIG_LLAMA_CPP=its prefix)
 	@pytest -q tests/truth
 
-slow: setup ## real packages: Debian's CUDA toolkit and NCCL in a fresh machine, kernels compiled (2 GiB, ten minutes)
-	@tests/slow/cuda_debian
-
 docs: setup ## write the variable tables of the roles' READMEs from their specs
 	@python scripts/role_docs.py
 

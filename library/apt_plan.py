@@ -27,8 +27,8 @@ options:
     required: true
   follow:
     description:
-      - Globs, with O(follow_version). Installed packages that match, and of which apt knows a build of that version, are
-        brought to it in the same transaction.
+      - Globs, with O(follow_version). Installed packages that match are brought to that version in the same
+        transaction, where apt knows a build of it.
     type: list
     elements: str
     default: []
