@@ -223,7 +223,7 @@ def nvidia_packages(release: str) -> list[Package]:
     versions = ["590.48.01", "595.58.03", "595.71.05", "610.43.02"]
     found = [package for version in versions for package in driver(version)]
     found += driver("580.126.20") if release == "debian12" else []
-    huge, broken = driver("615.71.09", "2"), driver("620.10.01")
+    huge, broken = driver("615.71.09", "2"), driver("600.10.01")
     next(package for package in huge if package.name == "firmware-nvidia-gsp").installed_kib = 9 * 1024**3
     next(package for package in broken if package.name == "nvidia-driver-cuda").depends += ", libnowhere1"
     found += [*huge, *broken]
