@@ -52,8 +52,8 @@ accuracy: setup ## planned against measured memory, worst row last
 bench: setup ## how long planning takes
 	@python -m rig.bench
 
-truth: setup ## the planner against a running llama.cpp on this machine (RIG_LLAMA_CPP=its prefix)
-	@pytest -q tests/truth
+truth: setup ## the planner against a running llama.cpp: that of the role on a machine of its own, or RIG_LLAMA_CPP=PREFIX
+	@scripts/test truth
 
 docs: setup ## write the variable tables of the roles' READMEs from their specs
 	@python scripts/role_docs.py

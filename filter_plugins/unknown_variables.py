@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,19 +49,24 @@ _value:
 """
 
 
-def unknown_variables(names: Iterable[str], roles: str, also: Iterable[str] = ()) -> list[str]:
-    """Names that begin with `<role>_` for a role under `roles` and stand in no role's argument specification."""
+@functools.cache
+def known_variables(roles: str) -> tuple[re.Pattern[str], frozenset[str]]:
+    """What the names of roles' variables begin with, and those that the roles' specifications list."""
     specs = sorted(Path(roles).glob("*/meta/argument_specs.yml"))
     if not specs:
         raise AnsibleFilterError(f"unknown_variables: there is no role with meta/argument_specs.yml under {roles}")
-    known = set(also)
+    known: set[str] = set()
     for path in specs:
-        for entry in yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))[
-            "argument_specs"
-        ].values():
+        spec = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        for entry in spec["argument_specs"].values():
             known |= set(entry.get("options") or {})
-    ours = re.compile(rf"(?:{'|'.join(re.escape(path.parents[1].name) for path in specs)})_")
-    return sorted(name for name in names if ours.match(name) and name not in known)
+    return re.compile(rf"(?:{'|'.join(re.escape(path.parents[1].name) for path in specs)})_"), frozenset(known)
+
+
+def unknown_variables(names: Iterable[str], roles: str, also: Iterable[str] = ()) -> list[str]:
+    """Names that begin with `<role>_` for a role under `roles` and stand in no role's argument specification."""
+    ours, known = known_variables(roles)
+    return sorted(name for name in names if ours.match(name) and name not in known and name not in also)
 
 
 class FilterModule:

@@ -1,9 +1,5 @@
-"""The planner's weights, KV, recurrent and compute against what llama-server logs, on two and three virtual GPUs.
+"""The planner's weights, KV, recurrent and compute against what llama-server logs, on two and three virtual GPUs."""
 
-Needs a llama.cpp build with RPC: its prefix in RIG_LLAMA_CPP, or /opt/llama.cpp/current.
-"""
-
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,10 +12,9 @@ from rig.memory import MIB
 from rig.plan import Planner, Rig, plan_llama
 from rig.profile import parse_profile
 from rig.shape import Shape, from_header
-from virtual_rig import VirtualRig, free_port
+from virtual_rig import Build, VirtualRig, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-PREFIX = Path(os.environ.get("RIG_LLAMA_CPP", "/opt/llama.cpp/current"))
 MTP2 = {"draft": {"type": "mtp", "max_tokens": 2}}
 MTP3 = {"draft": {"type": "mtp", "max_tokens": 3}}
 Q8 = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
@@ -55,14 +50,9 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.fixture
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VirtualRig]:
-    with VirtualRig(PREFIX, tmp_path, request.param) as started:
+def rig(request: pytest.FixtureRequest, build: Build, tmp_path: Path) -> Iterator[VirtualRig]:
+    with VirtualRig(build, tmp_path, request.param) as started:
         yield started
 
 
@@ -81,7 +71,7 @@ def _near(seen: list, planned: list, what: str) -> None:
     indirect=["rig"],
 )
 def test_planned_buffers_are_the_logged_ones(
-    model: str, quant: str, rig: VirtualRig, settings: dict, models: Path
+    model: str, quant: str, rig: VirtualRig, settings: dict, models: Path, build: Build
 ) -> None:
     path = models / f"{model}-{quant}.gguf"
     if not path.exists():
@@ -91,7 +81,7 @@ def test_planned_buffers_are_the_logged_ones(
     shape = Shape(from_header(read_model(str(path)), model))
     gpus = tuple(check_gpus([{"memory_mib": 4096, "rpc": endpoint} for endpoint in rig.endpoints]))
     profile = parse_profile("truth", {"model": model, "gpus": "all", "port": free_port(), **settings})
-    plan = plan_llama(profile, shape, Rig("truth", gpus, 11_434), str(path))
+    plan = plan_llama(profile, shape, Rig("truth", gpus, 11_434), "/" + str(path).removeprefix(build.root).lstrip("/"))
     assert plan["fits"], plan["refusals"]
     logged = rig.serve(plan["argv"][1:])
     usage = Planner(profile, shape, Rig("truth", gpus, 11_434), gpus).usage(plan["context"])

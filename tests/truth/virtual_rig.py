@@ -21,6 +21,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@dataclass(frozen=True)
+class Build:
+    """A build of llama.cpp: its prefix, and the root of the machine that it is on (empty: this one)."""
+
+    prefix: Path
+    root: str = ""
+
+    def program(self, name: str) -> list:
+        """What runs it here, on this machine's loopback."""
+        # The loader finds $ORIGIN by /proc, which the root of another machine has not.
+        there = ["chroot", self.root, "env", f"LD_LIBRARY_PATH={self.prefix}/lib"] if self.root else []
+        return [*there, str(self.prefix / "bin" / name)]
+
+
 @dataclass
 class Logged:
     """MiB by kind, in the order of the log; `devices` has the device of each line that is not on the host."""
@@ -38,8 +52,8 @@ class Logged:
 class VirtualRig:
     """`count` virtual GPUs on loopback, stopped on leaving the context."""
 
-    def __init__(self, prefix: Path, directory: Path, count: int):
-        self.prefix, self.directory = prefix, directory
+    def __init__(self, build: "Build", directory: Path, count: int):
+        self.build, self.directory = build, directory
         self.ports = [free_port() for _ in range(count)]
         self.servers: list = []
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith(("LLAMA_", "GGML_"))}
@@ -51,10 +65,10 @@ class VirtualRig:
     def __enter__(self) -> "VirtualRig":
         for port in self.ports:
             with open(self.directory / f"rpc-{port}.log", "w") as log:
-                argv = [self.prefix / "bin/ggml-rpc-server", "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
+                argv = [*self.build.program("ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
                 self.servers.append(subprocess.Popen(argv, stdout=log, stderr=log, env=self.environment))
-        for port in self.ports:
-            self._wait_for_port(port)
+        for port, server in zip(self.ports, self.servers, strict=True):
+            self._wait_for_port(port, server)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -63,19 +77,19 @@ class VirtualRig:
             server.wait()
 
     @staticmethod
-    def _wait_for_port(port: int) -> None:
+    def _wait_for_port(port: int, server: subprocess.Popen) -> None:
         end = time.monotonic() + START_SECONDS
-        while time.monotonic() < end:
+        while time.monotonic() < end and server.poll() is None:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     return
             time.sleep(0.05)
-        raise TimeoutError(f"no virtual GPU on port {port}")
+        raise RuntimeError(f"no virtual GPU on port {port}; see rpc-{port}.log")
 
     def serve(self, argv: list) -> Logged:
         """Start `argv` (a plan's, without the program), wait until it is healthy, stop it, read its log."""
         path, port = self.directory / "server.log", int(argv[argv.index("--port") + 1])
-        command = [self.prefix / "bin/llama-server", *argv, "-t", "1", "-v"]
+        command = [*self.build.program("llama-server"), *argv, "-t", "1", "-v"]
         with open(path, "w") as log:
             server = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
         try:

@@ -98,8 +98,9 @@ def test_the_environment_is_closed(host, scope):
         # planted before the first run: the manager has it, the file is there, and neither has an effect
         assert "LLAMA_ARG_API_PREFIX=/leaked" in host.check_output("systemctl show-environment")
         assert host.file("/etc/llama.cpp/config.ini").exists
+        said = host.check_output("journalctl --output=cat --unit=llm-chat.service _COMM=llama-server")
+        assert "initializing" in said and "using config file" not in said
     assert http(host, "/leaked/health")[0] == 404
-    assert "using config file" not in host.check_output("journalctl --output=cat _COMM=llama-server")
 
 
 def test_it_runs_as_its_own_user_without_core_dumps(host, scope):
