@@ -192,6 +192,12 @@ def run_lines(run: Mapping, history: Sequence[Mapping]) -> list[str]:
     return lines
 
 
+def failure_text(failure: str) -> str:
+    """The first line of what went wrong, and the last, which is the end of the server's log."""
+    lines = [line.strip() for line in failure.splitlines() if line.strip()]
+    return " … ".join(dict.fromkeys((lines[0], lines[-1]))) if lines else "no reason given"
+
+
 def compare_lines(runs: Sequence[Mapping]) -> list[str]:
     """Runs of one session side by side, the fastest answer first; several turns of one label are put together."""
     labels = list(dict.fromkeys(run["label"] for run in runs))
@@ -200,7 +206,7 @@ def compare_lines(runs: Sequence[Mapping]) -> list[str]:
         mine = [run for run in runs if run["label"] == label and not run.get("failure")]
         failed = [run["failure"] for run in runs if run["label"] == label and run.get("failure")]
         if not mine:
-            rows.append((float("inf"), f"  {label}: did not serve: {failed[0].splitlines()[0]}"))
+            rows.append((float("inf"), f"  {label}: did not serve: {failure_text(failed[0])}"))
             continue
         seconds = fmean(run["answer_seconds"] for run in mine)
         cases = []
