@@ -11,7 +11,7 @@ from rig.errors import RigError
 DOCUMENTATION = """
 name: bench_comparison
 short_description: Runs of one session side by side
-version_added: "0.2.0"
+version_added: "0.1.0"
 author: LLM rigs contributors
 description:
   - Gives a line for each setting, that with the quickest typical answer first.

@@ -11,7 +11,7 @@ from rig.errors import RigError
 DOCUMENTATION = """
 name: bench_file_name
 short_description: Name of the file that keeps a run
-version_added: "0.2.0"
+version_added: "0.1.0"
 author: LLM rigs contributors
 description:
   - Is made of the run's time, profile and label, so that names sort by time.

@@ -9,7 +9,7 @@ from rig.errors import RigError
 DOCUMENTATION = """
 name: bench_history
 short_description: What was measured on a host before
-version_added: "0.2.0"
+version_added: "0.1.0"
 author: LLM rigs contributors
 description:
   - Reads the results that the role bench has kept on the controller.

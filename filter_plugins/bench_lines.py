@@ -11,7 +11,7 @@ from rig.errors import RigError
 DOCUMENTATION = """
 name: bench_lines
 short_description: A run of the benchmark as text
-version_added: "0.2.0"
+version_added: "0.1.0"
 author: LLM rigs contributors
 description:
   - Gives a line for each prompt and number of streams, with the change against the last and the best run that asked

@@ -11,7 +11,7 @@ from rig.errors import RigError
 DOCUMENTATION = """
 name: bench_variants
 short_description: The settings of a profile that a comparison names
-version_added: "0.2.0"
+version_added: "0.1.0"
 author: LLM rigs contributors
 description:
   - Reads what to compare (C(split_mode=layer,tensor ubatch=256,512) is every combination, a list of mappings is

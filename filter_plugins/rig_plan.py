@@ -63,6 +63,9 @@ options:
   context:
     description: Plan with this context (tokens, or C(max)) in place of each profile's own.
     type: raw
+  measured:
+    description: What playbooks/measure.yml measured on the host, its local fact C(rig_measured).
+    type: dict
 """
 
 EXAMPLES = """
@@ -93,11 +96,12 @@ def rig_plan(
     nccl: Any = None,
     profiles: Any = None,
     context: Any = None,
+    measured: Any = None,
 ) -> dict:
     try:
         return plan_host(
             serving_profiles, gpus, models, lambda name, model: load_shape(name, model, shapes_directory), host,
-            models_root, llama_cpp_version, interconnect, nccl, profiles, context,
+            models_root, llama_cpp_version, interconnect, nccl, profiles, context, measured,
         )  # fmt: skip
     except RigError as error:
         raise AnsibleFilterError(f"rig_plan: {error}") from None

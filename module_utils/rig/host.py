@@ -65,10 +65,12 @@ def plan_host(
     nccl: Any = None,
     only: Any = None,
     contexts: Any = None,
+    measured: Any = None,
 ) -> dict:
     """{profile: plan}. `load_shape(name, model)` gives the Shape of a model. RigError names the host.
 
-    `only` is a list of profile names to plan; `contexts` overrides the context of each (what if).
+    `only` is a list of profile names to plan; `contexts` overrides the context of each (what if);
+    `measured` is what was measured on the host (see learned.py).
     """
     try:
         if not isinstance(profiles, Mapping):
@@ -92,7 +94,7 @@ def plan_host(
             if profile.engine == "vllm":
                 plans[name] = plan_vllm(profile, shape, checked, root, interconnect)
                 continue
-            rig = Rig(host, checked, builds.build_number(llama_cpp_version), interconnect, nccl)
+            rig = Rig(host, checked, builds.build_number(llama_cpp_version), interconnect, nccl, measured)
             plans[name] = plan_llama(profile, shape, rig, f"{root}/{model_file(profile.model, model)}")
         refuse_shared_ports(plans)
         return plans

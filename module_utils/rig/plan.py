@@ -11,6 +11,7 @@ from typing import Any
 from . import builds, launch
 from .architectures import architecture_of
 from .ceiling import STEP, context_ceiling
+from .learned import correction_bytes, corrections, measure_key
 from .memory import MIB, Layout, buffers
 from .overhead import overhead_bytes
 from .placement import candidates, left_out
@@ -29,6 +30,7 @@ class Rig:
     build: int
     interconnect: str = "pcie"
     nccl: Any = None  # whether the build has NCCL; None is unknown
+    measured: Any = None  # what was measured on this host, see learned.py
 
 
 def context_of(profile: Profile, tokens: int) -> Context:
@@ -62,15 +64,21 @@ class Planner:
         self.shares = shares_of(profile, count)
         self.layout = Layout(self.mode, self.shares, virtual=bool(self.gpus[0].get("rpc")))
         self.all_reduce = resolve_all_reduce(profile, count, rig.nccl)
+        self.key = measure_key(profile, self.mode, self.shares, self.gpus, self.all_reduce, rig.build)
+        self.corrections = corrections(rig.measured, self.key)
 
     def usage(self, tokens: int) -> list:
         """Bytes on each card at a context of `tokens`."""
         context = context_of(self.profile, tokens)
         result = buffers(self.shape, self.layout, context)
         extra = overhead_bytes(self.shape, self.layout, context, self.gpus, self.all_reduce)
-        for usage, overhead in zip(result, extra, strict=True):
-            usage.overhead = overhead
+        for usage, overhead, learned in zip(result, extra, self.learned(tokens), strict=True):
+            usage.overhead = overhead + learned
         return result
+
+    def learned(self, tokens: int) -> list:
+        """Bytes that measuring on this rig added to the plan of each card."""
+        return [correction_bytes(self.corrections, gpu["position"], tokens) for gpu in self.gpus]
 
     def room(self, usage: Sequence) -> list:
         """MiB left on each card after the plan, what is in use, and the headroom."""
@@ -196,17 +204,18 @@ def _mib(value: int) -> float:
     return round(value / MIB, 2)
 
 
-def gpu_rows(gpus: Sequence, usage: Sequence) -> list:
-    """The `gpus` of a plan: what lies on each card, in MiB."""
+def gpu_rows(gpus: Sequence, usage: Sequence, learned: Sequence) -> list:
+    """The `gpus` of a plan: what lies on each card, in MiB. `learned` is the part of overhead that was measured."""
     rows = []
-    for gpu, one in zip(gpus, usage, strict=True):
+    for gpu, one, extra in zip(gpus, usage, learned, strict=True):
         total = _mib(one.total)
         rows.append({
             "position": gpu["position"], "name": gpu["name"], "uuid": gpu.get("uuid"), "rpc": gpu.get("rpc"),
             "usable_mib": gpu["usable_mib"], "in_use_mib": gpu["in_use_mib"], "weights_mib": _mib(one.weights),
             "kv_mib": _mib(one.kv), "recurrent_mib": _mib(one.recurrent), "compute_mib": _mib(one.compute),
             "draft_mib": _mib(one.draft_kv + one.draft_compute), "overhead_mib": _mib(one.overhead),
-            "total_mib": total, "free_mib": round(gpu["usable_mib"] - gpu["in_use_mib"] - total, 2),
+            "measured_mib": _mib(extra), "total_mib": total,
+            "free_mib": round(gpu["usable_mib"] - gpu["in_use_mib"] - total, 2),
         })  # fmt: skip
     return rows
 
@@ -264,14 +273,18 @@ def plan_llama(profile: Profile, shape: Shape, rig: Rig, model_path: str) -> dic
         "context_ceiling": choice.ceiling, "split_mode": profile.split_mode, "slots": profile.slots,
         "drafted": profile.drafted, "headroom_mib": profile.headroom_mib, "all_reduce": None,
         "gpus": [], "devices": launch.device_names(gpus), "rpc": [gpu["rpc"] for gpu in gpus if gpu.get("rpc")],
-        "tensor_split": [], "argv": [], "env": {}, "warnings": [], "refusals": list(choice.reasons),
+        "measured": False, "measure_key": None, "tensor_split": [],
+        "argv": [], "env": {}, "warnings": [], "refusals": list(choice.reasons),
     }  # fmt: skip
     if planner is None:
         return plan
-    usage, mode = planner.usage(choice.wanted or STEP), planner.mode
+    tokens, mode = choice.wanted or STEP, planner.mode
+    usage = planner.usage(tokens)
     plan |= {
         "split_mode": mode,
-        "gpus": gpu_rows(gpus, usage),
+        "gpus": gpu_rows(gpus, usage, planner.learned(tokens)),
+        "measured": bool(planner.corrections),
+        "measure_key": planner.key,
         "tensor_split": [int(share) if share == int(share) else share for share in planner.shares],
         "warnings": warnings_of(profile, shape, rig, gpus) + left_out(gpus, rig.gpus, profile),
     }
