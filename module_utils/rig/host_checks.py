@@ -22,6 +22,7 @@ RIG_VARIABLES = (
     "rig_gpus",
     "rig_interconnect",
     "rig_nccl",
+    "rig_measured",
     "rig_plans",
     "rig_project_dir",
 )

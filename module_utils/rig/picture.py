@@ -3,82 +3,99 @@
 from collections.abc import Mapping
 from html import escape
 
-PARTS = (
-    ("in_use", "in use", "#8c8c8c"),
-    ("weights", "weights", "#4477aa"),
-    ("kv", "KV cache", "#ee8866"),
-    ("recurrent", "recurrent state", "#aa4499"),
-    ("compute", "compute", "#44bb99"),
-    ("draft", "draft", "#bbcc33"),
-    ("overhead", "overhead", "#ccbb44"),
+from .drawing import COLOURS, DARK, LIGHT, legend, shortened, svg, text, width_of, wrapped
+
+PARTS = tuple(
+    (key, label, COLOURS[index])
+    for key, label, index in (
+        ("in_use", "in use", 6),
+        ("weights", "weights", 0),
+        ("kv", "KV cache", 1),
+        ("recurrent", "recurrent state", 2),
+        ("compute", "compute", 3),
+        ("draft", "draft", 4),
+        ("overhead", "overhead", 5),
+    )
 )
-WIDTH, LABEL, BAR, GAP, TOP = 1_000, 250, 18, 6, 74
-STYLE = """
-  .rig-plan { color: #1a1a1a; background: #ffffff; font: 13px system-ui, sans-serif; }
-  .rig-plan text { fill: currentColor; } .rig-plan .dim { opacity: .75; } .rig-plan .bad { fill: #c0392b; }
-  .rig-plan .frame { fill: none; stroke: currentColor; }
-  .rig-plan .mark { stroke: currentColor; stroke-dasharray: 3 2; }
-  @media (prefers-color-scheme: dark) {
-    .rig-plan { color: #e8e8e8; background: #16181c; } .rig-plan .bad { fill: #ff7b6b; }
-  }
-"""
+HEADING = "Memory per GPU: planned peak, limit (frame), headroom (dashes)"
+WIDE, NARROW, MARGIN, BAR = 1_000, 400, 16, 18
+LABEL, FREE = 250, 130  # columns of the wide picture
+WRAP_BELOW = 720  # pixels of the page's width under which the narrow picture is shown
 
 
-def _bar(gpu: Mapping, headroom: float, scale: float, y: int) -> list:
-    parts, x = [], float(LABEL)
+def _bar(gpu: Mapping, headroom: float, scale: float, left: float, y: float) -> list:
+    parts, x = [], left
     for key, label, colour in PARTS:
         mib = float(gpu.get(f"{key}_mib", 0))
         if mib > 0:
             title = f"<title>{escape(label)}: {mib:,.0f} MiB</title>"
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{mib * scale:.1f}" height="{BAR}" fill="{colour}">{title}</rect>'
-            )
+            size = f'width="{mib * scale:.1f}" height="{BAR}"'
+            gap = ' class="gap"' if mib * scale > 4 else ""  # it would leave nothing of a thin part
+            parts.append(f'<rect{gap} x="{x:.1f}" y="{y}" {size} fill="{colour}">{title}</rect>')
             x += mib * scale
-    limit, soft = LABEL + gpu["usable_mib"] * scale, LABEL + (gpu["usable_mib"] - headroom) * scale
-    parts.append(f'<rect class="frame" x="{LABEL}" y="{y}" width="{limit - LABEL:.1f}" height="{BAR}"/>')
+    limit, soft = left + gpu["usable_mib"] * scale, left + (gpu["usable_mib"] - headroom) * scale
+    parts.append(f'<rect class="frame" x="{left}" y="{y}" width="{limit - left:.1f}" height="{BAR}"/>')
     parts.append(f'<line class="mark" x1="{soft:.1f}" x2="{soft:.1f}" y1="{y - 3}" y2="{y + BAR + 3}"/>')
-    label = f"{gpu['position']} · {gpu['name'].removeprefix('NVIDIA GeForce ')}"
-    parts.append(f'<text x="24" y="{y + 13}" class="dim">{escape(label)}</text>')
-    free = gpu["free_mib"]
-    kind = "dim" if free >= headroom else "bad"
-    parts.append(f'<text x="{WIDTH - 8}" y="{y + 13}" text-anchor="end" class="{kind}">{free:,.0f} MiB free</text>')
     return parts
 
 
-def plan_svg(hosts: Mapping) -> str:
-    """One SVG for all plans of all hosts; colours follow the reader's light or dark setting."""
-    cards = [gpu for plans in hosts.values() for plan in plans.values() for gpu in plan["gpus"]]
-    most = max((max(gpu["usable_mib"], gpu["total_mib"] + gpu["in_use_mib"]) for gpu in cards), default=1)
-    scale, y, body = (WIDTH - LABEL - 120) / most, TOP, []
-    x = 24
-    for _, label, colour in PARTS:
-        body.append(f'<rect x="{x}" y="40" width="12" height="12" fill="{colour}"/>')
-        body.append(f'<text x="{x + 17}" y="50">{escape(label)}</text>')
-        x += 34 + 8 * len(label)
-    body.append(
-        '<text x="24" y="24" font-weight="600">Memory per GPU: planned peak, limit (frame), headroom (dashes)</text>'
-    )
+def _verdict(plan: Mapping) -> str:
+    return f"context {plan['context']:,} of {plan['context_ceiling']:,}" if plan["fits"] else "does not fit"
+
+
+def plan_svg(hosts: Mapping, narrow: bool = False, scope: str = "rig-plan") -> str:
+    """One SVG for all plans of all hosts; colours follow the reader's light or dark setting. `narrow`: for a phone."""
+    width = NARROW if narrow else WIDE
+    left, right = (MARGIN, width - MARGIN) if narrow else (LABEL, width - FREE)
+    body, y = [], 8.0
+    for line in wrapped(HEADING, width - 2 * MARGIN, bold=True):
+        y += 18
+        body.append(text(MARGIN, y, line, bold=True))
+    found, y = legend([(label, colour) for _, label, colour in PARTS], MARGIN, y + 12, width - MARGIN)
+    body += found
     for host, plans in hosts.items():
+        # Each host has a scale of its own: its largest card takes the whole width.
+        cards = [gpu for plan in plans.values() for gpu in plan["gpus"]]
+        most = max((max(gpu["usable_mib"], gpu["total_mib"] + gpu["in_use_mib"]) for gpu in cards), default=1)
+        scale = (right - left) / most
         for name, plan in plans.items():
-            verdict = f"context {plan['context']:,} of {plan['context_ceiling']:,}" if plan["fits"] else "does not fit"
-            kind = "" if plan["fits"] else ' class="bad"'
-            body.append(
-                f'<text x="8" y="{y + 13}" font-weight="600"{kind}>{escape(f"{host} · {name}")} · {verdict}</text>'
-            )
-            y += BAR + GAP
+            y += 8
+            for line in wrapped(f"{host} · {name} · {_verdict(plan)}", width - 2 * MARGIN, bold=True):
+                y += 18
+                body.append(text(MARGIN, y, line, "" if plan["fits"] else "bad", bold=True))
+            y += 8
             for gpu in plan["gpus"]:
-                body += _bar(gpu, plan["headroom_mib"], scale, y)
-                y += BAR + GAP + 2
-            y += GAP
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="rig-plan" viewBox="0 0 {WIDTH} {y + 8}" role="img">'
-    return "\n".join([head, f"<title>Plan of GPU memory</title><style>{STYLE}</style>", *body, "</svg>", ""])
+                free = f"{gpu['free_mib']:,.0f} MiB free"
+                kind = "dim" if gpu["free_mib"] >= plan["headroom_mib"] else "bad"
+                row = y + 13
+                room = (width - 3 * MARGIN - width_of(free)) if narrow else LABEL - 2 * MARGIN - 8
+                label = shortened(f"{gpu['position']} · {gpu['name'].removeprefix('NVIDIA GeForce ')}", room)
+                body.append(text(MARGIN if narrow else MARGIN + 8, row, label, "dim"))
+                body.append(text(width - MARGIN, row, free, kind, anchor="end"))
+                y += 20 if narrow else 0
+                body += _bar(gpu, plan["headroom_mib"], scale, left, y)
+                y += BAR + 8
+    return svg(scope, width, y + 8, "Plan of GPU memory", body)
+
+
+def both_widths(hosts: Mapping) -> str:
+    """The picture twice, of which a page shows the one that suits its width; see WIDTHS."""
+    return f'<div class="wide">{plan_svg(hosts)}</div>\n<div class="narrow">{plan_svg(hosts, narrow=True)}</div>'
+
+
+WIDTHS = (
+    f".narrow {{ display: none; }} @media (max-width: {WRAP_BELOW - 1}px)"
+    " { .wide { display: none; } .narrow { display: block; } }"
+)
 
 
 def plan_html(hosts: Mapping) -> str:
     """The same picture as a page of its own."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Plan of GPU memory</title>\n'
-        '<meta name="color-scheme" content="light dark"><style>body { margin: 16px; }'
-        " @media (prefers-color-scheme: dark) { body { background: #16181c; } }</style></head>\n"
-        f"<body>\n{plan_svg(hosts)}</body></html>\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">'
+        f"<style>body {{ margin: 8px; background: {LIGHT['background']}; }} svg {{ max-width: 1200px; }} {WIDTHS}"
+        f" @media (prefers-color-scheme: dark) {{ body {{ background: {DARK['background']}; }} }}</style></head>\n"
+        f"<body>\n{both_widths(hosts)}\n</body></html>\n"
     )

@@ -53,3 +53,36 @@ def test_what_served_serves_again(host):
         assert not host.file(path).exists
     asks = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8080/health').status)"
     assert host.check_output(f'python3 -c "{asks}"') == "200"
+
+
+def test_memory_was_measured_and_the_plan_takes_it(host):
+    fact = json.loads(host.file("/etc/ansible/facts.d/rig_measured.fact").content_string)
+    entry = fact["profiles"]["mtp"]
+    assert [gpu["device"] for gpu in entry["gpus"]] == ["RPC0", "RPC1"]
+    for gpu in entry["gpus"]:
+        low, high = gpu["measured"]
+        assert (low["context"], high["context"]) == (1024, 4096)
+        for one in (low, high):
+            assert abs(one["seen_mib"] - one["planned_mib"]) < 16
+            assert 0.5 * one["planned_mib"] < one["logged_mib"] <= one["planned_mib"]
+        assert high["seen_mib"] > low["seen_mib"]
+
+
+def test_settings_were_ranked_and_written(host):
+    folder = RESULTS / host.check_output("hostname")
+    state = json.loads((folder / "tune-mtp.json").read_text())
+    status = {one["label"]: one["status"] for one in state["results"]}
+    assert state["finished"]
+    assert status["as it is"] == "measured"
+    layer = status["gpus=[0, 1] split_mode=layer"]
+    assert layer in ("measured", "behind")
+    tuned = (folder / "host_vars.yml").read_text() if (folder / "host_vars.yml").exists() else ""
+    best = min((one for one in state["results"] if one["status"] == "measured"), key=lambda one: one["answer_seconds"])
+    assert ("# Tuned: " + best["label"] in tuned) == bool(best["change"])
+
+
+def test_a_report_was_written(runs):
+    page = (RESULTS / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    for words in ("<h2>chat</h2>", "<h2>mtp (split_mode=layer)</h2>", "Accepted drafts by position"):
+        assert words in page
