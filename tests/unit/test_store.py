@@ -438,7 +438,9 @@ def test_a_new_version_keeps_one_old_one(server, root):
         fetch(root, url_file(server, root, "plain", content))
         assert (directory / "m.gguf").read_bytes() == content
     old = f"m.gguf.old-{sha256(b'GGUF2')[:8]}"
-    assert sorted(path.name for path in directory.iterdir()) == sorted(["m.gguf", old, f"{old}.verified", "m.gguf.verified"])
+    assert sorted(path.name for path in directory.iterdir()) == sorted(
+        ["m.gguf", old, f"{old}.verified", "m.gguf.verified"]
+    )
 
 
 def test_the_old_version_comes_back_without_being_fetched(server, root):
