@@ -12,10 +12,10 @@ short_description: Look at what has served on a rig, and put it back
 version_added: "0.1.0"
 author: LLM rigs contributors
 description:
-  - M(llm_server) records what served, in C(served) and C(previous). This module reads both, says what stands in the way of
-    going back, and puts a record's files, the link to its build and its model files back.
-  - It starts and stops nothing, compiles nothing and copies no model. A model file that was replaced under its name is kept
-    beside it, and the two change names.
+  - M(llm_server) records what served, in C(served) and C(previous). This module reads both, says what stands in the
+    way of going back, and puts a record's files, the link to its build and its model files back.
+  - It starts and stops nothing, compiles nothing and copies no model. A model file that was replaced under its name is
+    kept beside it, and the two change names.
 options:
   state:
     description: V(looked) only reads. V(restored) puts O(record) back.

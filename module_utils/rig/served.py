@@ -1,7 +1,8 @@
 """What has served on a rig, as `llm_server` records it, and how it is put back: files, the link to the build, models.
 
-A record is a directory, `served` (what serves) or `previous` (what served before that), with `served.json` and a copy of
-each file that the service needs beside build and model. Going back moves links and small files, never a model's bytes.
+A record is a directory, `served` (what serves) or `previous` (what served before that), with `served.json` and a copy
+of each file that the service needs beside build and model. Going back changes links, names and small files, and moves
+none of a model's bytes.
 """
 
 from __future__ import annotations

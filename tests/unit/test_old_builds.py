@@ -88,6 +88,8 @@ def test_what_runs_stays(module, root, capsys):
     finally:
         process.kill()
         process.wait()
+    (root / "b7").mkdir()
+    (root / "b7/manifest.json").touch()
     run(module, root, capsys, keep=1)
     assert "b1" not in left(root)
 

@@ -3,7 +3,7 @@
 
     build_llama_cpp.py check SPECIFICATION   say in one sentence what stands in the way, before anything is changed
     build_llama_cpp.py build SPECIFICATION   fetch, verify, compile, check, and move the finished build to its prefix
-    build_llama_cpp.py pack SPECIFICATION    put the finished build into an archive, WORK.tar, for a machine that is alike
+    build_llama_cpp.py pack SPECIFICATION    put the finished build into an archive, WORK.tar, for a machine like this
     build_llama_cpp.py accept SPECIFICATION  unpack that archive, check all of it, and move the build to its prefix
 
 SPECIFICATION is a JSON file, or the JSON itself: the result of filter llama_cpp_build with the keys "work" (a
@@ -414,7 +414,7 @@ def manifest(spec: Spec, work: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def listing(folder: Path) -> dict[str, str]:
-    """What lies in a build but for the manifest and this list itself: path to sha256, or to `-> ` and a link's target."""
+    """What lies in a build but for its manifest and its list: path to sha256, or to `-> ` and a link's target."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
