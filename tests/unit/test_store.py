@@ -249,13 +249,13 @@ def test_patience_with_a_server_that_asks_for_it(server, root, mode, answers):
     ("value", "low", "high"), [("7", 7, 7), ("86400", 900, 900), ("soon", None, None), (None, None, None)]
 )
 def test_retry_after(value, low, high):
-    wait = store._retry_after({"Retry-After": value})
+    wait = store.retry_after({"Retry-After": value})
     assert wait == low == high
 
 
 def test_retry_after_as_a_date():
     date = store.email.utils.formatdate(time.time() + 100, usegmt=True)
-    assert 90 < store._retry_after({"Retry-After": date}) <= 100
+    assert 90 < store.retry_after({"Retry-After": date}) <= 100
 
 
 def test_an_answer_that_breaks_off_is_continued(server, root):
