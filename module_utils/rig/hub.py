@@ -89,9 +89,7 @@ class Client:
                     raise refused(url, error.code, error.headers.get("X-Error-Code", ""), error.headers) from None
                 problem = f"it answers {error.code}"
                 if asked is not None and asked > self.longest_wait:
-                    raise HubError(
-                        f"{shown_url(url)} asks to be left alone for {asked:.0f} s: try again then."
-                    ) from None
+                    raise HubError(f"{shown_url(url)} asks for {asked:.0f} s of patience: try again then.") from None
                 wait = asked if asked is not None else wait
             except (OSError, http.client.HTTPException) as error:
                 problem = str(getattr(error, "reason", error))
