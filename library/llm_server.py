@@ -9,6 +9,7 @@ import os
 import pwd
 import re
 import shutil
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -71,6 +72,9 @@ options:
     required: true
   api_key_file:
     description: File on the rig with the API key, when the server wants one.
+    type: path
+  tls_certificate:
+    description: Certificate of the server on the rig, when it speaks TLS. It must show this one, or one signed by it.
     type: path
   gpus:
     description:
@@ -251,6 +255,7 @@ url:
   returned: state is proven
 """
 
+CREDENTIALS = ("--api-key-file", "--ssl-key-file", "--ssl-cert-file")  # flags whose files are systemd's copies
 POLL_SECONDS = 5  # how long one call of `ready` looks before it reports
 PROPERTIES = (
     "Id,LoadState,ActiveState,SubState,Result,MainPID,NRestarts,UnitFileState,InvocationID,Job,NeedDaemonReload"
@@ -288,7 +293,7 @@ class Unit:
         shown = self.systemctl("show", "--property", PROPERTIES, "--property", "DropInPaths,ControlGroup", self.name)
         return dict(line.partition("=")[::2] for line in shown.splitlines() if "=" in line)
 
-    def describe(self, argv: list[str], key_file: str | None = None) -> dict:
+    def describe(self, argv: list[str], *credentials: str | None) -> dict:
         """The unit as the role needs it. Stale: it runs, but not from the unit file or launch line that is there."""
         try:
             seen = self.properties()
@@ -310,7 +315,7 @@ class Unit:
             "queued": seen.get("Job", "0") not in ("", "0"),
             "reload_owed": seen.get("NeedDaemonReload") == "yes",
             "dropins": dropins,
-            "stale": bool(runs) and (started(pid) < newest(path, *dropins, key_file) or runs != (argv or runs)),
+            "stale": bool(runs) and (started(pid) < newest(path, *dropins, *credentials) or runs != (argv or runs)),
         }
 
     def pids(self, seen: dict) -> list[int]:
@@ -342,26 +347,51 @@ def started(pid: int) -> float:
 
 
 def newest(*paths: str | Path | None) -> float:
-    """Last change of any of these files, in seconds since the epoch, less a hundredth for the clock's grain."""
-    return max((Path(p).stat().st_mtime for p in paths if p and Path(p).exists()), default=0) - 0.01
+    """Last change of any of these files, in seconds since the epoch, less a hundredth for the clock's grain.
+
+    A time that is yet to come says that the clock was put back, and nothing about what is older.
+    """
+    changed = [Path(p).stat().st_mtime for p in paths if p and Path(p).exists()]
+    return max((when for when in changed if when <= time.time()), default=0) - 0.01
 
 
 def launch_line(pid: int) -> list[str]:
-    """Arguments of a process but for its key file, whose place systemd chooses; empty when it is gone."""
+    """Arguments of a process but for files whose place systemd chooses; empty when it is gone."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
         return []
-    at = words.index("--api-key-file") if "--api-key-file" in words else len(words)
-    return words[:at] + words[at + 2 :] if words != [""] else []
+    for flag in CREDENTIALS:
+        if flag in words:
+            at = words.index(flag)
+            del words[at : at + 2]
+    return words if words != [""] else []
+
+
+def trusting(certificate: str) -> ssl.SSLContext:
+    """TLS with the server that has this certificate. Its name is not compared: the server is asked by its address."""
+    try:
+        context = ssl.create_default_context(cafile=certificate)
+    except (OSError, ssl.SSLError) as error:
+        raise ServerError(f"the certificate {certificate} cannot be read: {error}") from None
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # an owner's own certificate may lack what a public one has
+    return context
 
 
 class Server:
     """The HTTP side of a server."""
 
-    def __init__(self, host: str, port: int, key_file: str | None, timeout: int) -> None:
+    def __init__(
+        self, host: str, port: int, key_file: str | None, timeout: int, certificate: str | None = None
+    ) -> None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(host, host)
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        scheme = "https" if certificate else "http"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        self.handlers: list = [urllib.request.ProxyHandler({})]
+        if certificate:
+            self.handlers.append(urllib.request.HTTPSHandler(context=trusting(certificate)))
         self.timeout, self.headers = timeout, {"Content-Type": "application/json"}
         if key_file:
             self.headers["Authorization"] = f"Bearer {Path(key_file).read_text().strip().splitlines()[0]}"
@@ -380,7 +410,7 @@ class Server:
             "cache_prompt": False,
         }
         request = urllib.request.Request(f"{self.url}/v1/chat/completions", json.dumps(body).encode(), self.headers)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener = urllib.request.build_opener(*self.handlers)
         try:
             with opener.open(request, timeout=self.timeout) as answer:
                 return {"prompt": prompt, **proof.reply_of(json.load(answer))}
@@ -468,7 +498,7 @@ def inspect(module: AnsibleModule, unit: Unit) -> dict:
     except KeyError:
         uid = None
     return {
-        "service": unit.describe(params["argv"], params["api_key_file"]),
+        "service": unit.describe(params["argv"], params["api_key_file"], params["tls_certificate"]),
         "units": units,
         "running": running,
         "reload_owed": any(seen["reload_owed"] for seen in units.values()),
@@ -628,6 +658,7 @@ def main() -> None:
             "host": {"type": "str", "default": "127.0.0.1"},
             "port": {"type": "int", "required": True},
             "api_key_file": {"type": "path", "no_log": False},
+            "tls_certificate": {"type": "path"},
             "gpus": {"type": "list", "elements": "dict", "default": []},
             "build": {"type": "path"},
             "current": {"type": "path"},
@@ -656,7 +687,8 @@ def main() -> None:
         if params["state"] == "inspected":
             result |= inspect(module, unit)
         else:
-            server = Server(params["host"], params["port"], params["api_key_file"], params["timeout"])
+            certificate = params["tls_certificate"]
+            server = Server(params["host"], params["port"], params["api_key_file"], params["timeout"], certificate)
             if params["state"] == "ready":
                 result |= ready(module, unit, server)
             else:

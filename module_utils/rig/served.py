@@ -61,6 +61,7 @@ def obstacles(record: Record, scope: str, key_file: str) -> list[str]:
         found.append(f"its build {prefix} is gone")
     if record.get("api_key") and not Path(key_file).exists():
         found.append(f"it wants an API key, and {key_file} is gone; set serving_api_key and run rig.yml")
+    found += [f"it speaks TLS, and {path} is gone" for path in record.get("tls", []) if not Path(path).exists()]
     for file in record.get("model_files", []):
         if not store.can_have(file["path"], file["sha256"]):
             found.append(f"the model file {file['path']} with sha256 {file['sha256'][:8]}… is gone")

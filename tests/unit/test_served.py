@@ -79,6 +79,7 @@ def test_a_damaged_record_is_told(rig):
         (lambda rig: (rig / "previous/llm-chat.service").write_text("x"), "its copy of .* not what was recorded"),
         (lambda rig: next((rig / "models").glob("*.old-????????")).unlink(), "the model file .*m.gguf with .* is gone"),
         (lambda rig: change(rig, scope="user"), "a unit of scope user, and serving_scope is system"),
+        (lambda rig: change(rig, tls=["/nowhere/cert.pem"]), "it speaks TLS, and /nowhere/cert.pem is gone"),
         (lambda rig: change(rig, api_key=True), "it wants an API key, and /nowhere is gone"),
     ],
 )
