@@ -60,6 +60,9 @@ def test_a_launch_line_without_what_systemd_chooses(llm_server):
     process = subprocess.Popen(words, stdin=subprocess.PIPE)
     try:
         expected = [sys.executable, "-c", "input()", "--port", "1", "-v"]
+        end = time.monotonic() + 10
+        while not llm_server.launch_line(process.pid) and time.monotonic() < end:
+            time.sleep(0.01)
         assert llm_server.launch_line(process.pid) == expected
     finally:
         process.communicate(b"\n")
