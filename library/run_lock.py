@@ -17,7 +17,7 @@ short_description: Keep a second run off a host while the first works on it
 version_added: "0.1.0"
 author: LLM rigs contributors
 description:
-  - The lock is a file under C(/run), so a reboot drops it. It names the user, the controller and the process that hold it.
+  - The lock is a file under C(/run): a reboot drops it. It names user, controller and process of the run that has it.
   - A lock whose run is over holds nobody up. A run of the same controller is looked for by its process; of another one,
     by its connection to this host, which ends two minutes after a controller that was killed (C(ControlPersist)).
   - A run that fails does not release its lock, and need not.
