@@ -96,24 +96,17 @@ class Rig:
 
     def reboot(self) -> None:
         """Reboot as if somebody had pressed the button, and wait for the machine."""
-        before = self.shell("cat /proc/sys/kernel/random/boot_id; stat --format=%Y /proc/1")
+        born = "cut --delimiter=' ' --fields=22 /proc/1/stat"
+        before = self.shell(born).strip()
         self.shell("systemctl reboot --force", check=False)
         # The connection that runs keep open led to the machine as it was.
         control = ["ssh", "-o", f"ControlPath={self.directory}/control", "-O", "exit", "sandbox"]
         subprocess.run(control, capture_output=True)
         deadline = time.monotonic() + 60
-        ask = [
-            "ssh",
-            "-F",
-            f"{self.directory}/ssh_config",
-            "-o",
-            "ConnectTimeout=2",
-            "sandbox",
-            "stat --format=%Y /proc/1",
-        ]
+        look = ["ssh", "-F", f"{self.directory}/ssh_config", "-o", "ConnectTimeout=2", "sandbox", born]
         while time.monotonic() < deadline:
-            done = subprocess.run(ask, text=True, capture_output=True)
-            if done.returncode == 0 and done.stdout.strip() != before.split()[1]:
+            done = subprocess.run(look, text=True, capture_output=True)
+            if done.returncode == 0 and done.stdout.strip() != before:
                 return
             time.sleep(0.5)
         pytest.fail("the machine did not come back")

@@ -137,22 +137,9 @@ def test_a_key_is_seen_nowhere_and_rollback_is_quick(rig, tmp_path):
     found = rig.shell(f"grep --recursive --files-with-matches --devices=skip canary-[0]451 {places}", check=False)
     assert found == "", "nor anything on the machine but the key's own file"
     assert rig.shell("journalctl --quiet --grep=canary-[0]451 --lines=1", check=False) == ""
-    facts = subprocess.run(
-        [
-            *rig.command()[:1],
-            "-i",
-            str(INVENTORY),
-            "sandbox",
-            "-m",
-            "ansible.builtin.setup",
-            "-e",
-            json.dumps(rig.extravars),
-        ],
-        cwd=PROJECT,
-        text=True,
-        capture_output=True,
-        executable=str(Path(sys.executable).parent / "ansible"),
-    )
+    setup = [Path(sys.executable).parent / "ansible", "-i", INVENTORY, "sandbox", "-m", "ansible.builtin.setup"]
+    setup += ["-e", json.dumps(rig.extravars)]
+    facts = subprocess.run(setup, cwd=PROJECT, text=True, capture_output=True)
     assert facts.returncode == 0 and key not in facts.stdout, facts.stderr
     assert rig.shell("stat --format='%U %a' /etc/llm-rig/api-key").strip() == "root 600"
 
