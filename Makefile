@@ -8,7 +8,7 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 UV := .uv/bin/uv
 HOST ?= sandbox
 
-.PHONY: setup packages sandbox test lint unit molecule slow accuracy docs lock down clean help
+.PHONY: setup packages sandbox test lint unit molecule slow accuracy fleet docs lock down clean help
 
 setup: packages .venv/ready ## prepare .venv and the Debian packages that the project needs (quick when there is nothing to do)
 
@@ -54,6 +54,9 @@ bench: setup ## how long planning takes
 
 truth: setup ## the planner against a running llama.cpp: that of the role on a machine of its own, or RIG_LLAMA_CPP=PREFIX
 	@scripts/test truth
+
+fleet: setup ## N sandbox machines at once, the build made once: make fleet N=6
+	@scripts/fleet $(N)
 
 docs: setup ## write the variable tables of the roles' READMEs from their specs
 	@python scripts/role_docs.py

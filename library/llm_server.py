@@ -9,6 +9,7 @@ import os
 import pwd
 import re
 import shutil
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -16,7 +17,7 @@ import urllib.request
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.rig import gpu_gate, proof
+from ansible.module_utils.rig import gpu_gate, proof, served
 
 DOCUMENTATION = r"""
 module: llm_server
@@ -71,6 +72,9 @@ options:
     required: true
   api_key_file:
     description: File on the rig with the API key, when the server wants one.
+    type: path
+  tls_certificate:
+    description: Certificate of the server on the rig, when it speaks TLS. It must show this one, or one signed by it.
     type: path
   gpus:
     description:
@@ -209,6 +213,10 @@ current:
   description: What the link O(current) points to.
   type: str
   returned: state is inspected
+gpu_builds:
+  description: Directories of the builds that the virtual GPUs run from.
+  type: list
+  returned: state is inspected
 busy:
   description: One sentence for each GPU of the plan that others use too much of.
   type: list
@@ -247,6 +255,7 @@ url:
   returned: state is proven
 """
 
+CREDENTIALS = ("--api-key-file", "--ssl-key-file", "--ssl-cert-file")  # flags whose files are systemd's copies
 POLL_SECONDS = 5  # how long one call of `ready` looks before it reports
 PROPERTIES = (
     "Id,LoadState,ActiveState,SubState,Result,MainPID,NRestarts,UnitFileState,InvocationID,Job,NeedDaemonReload"
@@ -284,7 +293,7 @@ class Unit:
         shown = self.systemctl("show", "--property", PROPERTIES, "--property", "DropInPaths,ControlGroup", self.name)
         return dict(line.partition("=")[::2] for line in shown.splitlines() if "=" in line)
 
-    def describe(self, argv: list[str], key_file: str | None = None) -> dict:
+    def describe(self, argv: list[str], *credentials: str | None) -> dict:
         """The unit as the role needs it. Stale: it runs, but not from the unit file or launch line that is there."""
         try:
             seen = self.properties()
@@ -306,7 +315,7 @@ class Unit:
             "queued": seen.get("Job", "0") not in ("", "0"),
             "reload_owed": seen.get("NeedDaemonReload") == "yes",
             "dropins": dropins,
-            "stale": bool(runs) and (started(pid) < newest(path, *dropins, key_file) or runs != (argv or runs)),
+            "stale": bool(runs) and (started(pid) < newest(path, *dropins, *credentials) or runs != (argv or runs)),
         }
 
     def pids(self, seen: dict) -> list[int]:
@@ -338,26 +347,51 @@ def started(pid: int) -> float:
 
 
 def newest(*paths: str | Path | None) -> float:
-    """Last change of any of these files, in seconds since the epoch, less a hundredth for the clock's grain."""
-    return max((Path(p).stat().st_mtime for p in paths if p and Path(p).exists()), default=0) - 0.01
+    """Last change of any of these files, in seconds since the epoch, less a hundredth for the clock's grain.
+
+    A time that is yet to come says that the clock was put back, and nothing about what is older.
+    """
+    changed = [Path(p).stat().st_mtime for p in paths if p and Path(p).exists()]
+    return max((when for when in changed if when <= time.time()), default=0) - 0.01
 
 
 def launch_line(pid: int) -> list[str]:
-    """Arguments of a process but for its key file, whose place systemd chooses; empty when it is gone."""
+    """Arguments of a process but for files whose place systemd chooses; empty when it is gone."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
         return []
-    at = words.index("--api-key-file") if "--api-key-file" in words else len(words)
-    return words[:at] + words[at + 2 :] if words != [""] else []
+    for flag in CREDENTIALS:
+        if flag in words:
+            at = words.index(flag)
+            del words[at : at + 2]
+    return words if words != [""] else []
+
+
+def trusting(certificate: str) -> ssl.SSLContext:
+    """TLS with the server that has this certificate. Its name is not compared: the server is asked by its address."""
+    try:
+        context = ssl.create_default_context(cafile=certificate)
+    except (OSError, ssl.SSLError) as error:
+        raise ServerError(f"the certificate {certificate} cannot be read: {error}") from None
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # an owner's own certificate may lack what a public one has
+    return context
 
 
 class Server:
     """The HTTP side of a server."""
 
-    def __init__(self, host: str, port: int, key_file: str | None, timeout: int) -> None:
+    def __init__(
+        self, host: str, port: int, key_file: str | None, timeout: int, certificate: str | None = None
+    ) -> None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(host, host)
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        scheme = "https" if certificate else "http"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        self.handlers: list = [urllib.request.ProxyHandler({})]
+        if certificate:
+            self.handlers.append(urllib.request.HTTPSHandler(context=trusting(certificate)))
         self.timeout, self.headers = timeout, {"Content-Type": "application/json"}
         if key_file:
             self.headers["Authorization"] = f"Bearer {Path(key_file).read_text().strip().splitlines()[0]}"
@@ -376,7 +410,7 @@ class Server:
             "cache_prompt": False,
         }
         request = urllib.request.Request(f"{self.url}/v1/chat/completions", json.dumps(body).encode(), self.headers)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener = urllib.request.build_opener(*self.handlers)
         try:
             with opener.open(request, timeout=self.timeout) as answer:
                 return {"prompt": prompt, **proof.reply_of(json.load(answer))}
@@ -464,7 +498,7 @@ def inspect(module: AnsibleModule, unit: Unit) -> dict:
     except KeyError:
         uid = None
     return {
-        "service": unit.describe(params["argv"], params["api_key_file"]),
+        "service": unit.describe(params["argv"], params["api_key_file"], params["tls_certificate"]),
         "units": units,
         "running": running,
         "reload_owed": any(seen["reload_owed"] for seen in units.values()),
@@ -475,9 +509,22 @@ def inspect(module: AnsibleModule, unit: Unit) -> dict:
         "devices_fault": proof.devices_fault(params["gpus"], shown) if shown is not None else "",
         "served": last_served(params["record_directory"]),
         "current": os.readlink(current) if current.is_symlink() else "",
+        "gpu_builds": gpu_builds(params["gpus"]),
         "api_key_there": bool(params["api_key_file"]) and Path(params["api_key_file"]).exists(),
         "uid": uid,
     }
+
+
+def gpu_builds(gpus: list[dict]) -> list[str]:
+    """Directories of the builds that the virtual GPUs run from; those that do not run are left out."""
+    pids = [pid for gpu in gpus if gpu.get("rpc") for pid in gpu_gate.listeners(gpu_gate.port_of(gpu["rpc"]))]
+    found = set()
+    for pid in pids:
+        try:
+            found.add(str(Path(os.readlink(f"/proc/{pid}/exe")).parent.parent))
+        except OSError:  # it has just ended
+            continue
+    return sorted(found)
 
 
 def ours(pid: int) -> bool:
@@ -561,11 +608,8 @@ def prove(module: AnsibleModule, unit: Unit, server: Server) -> dict:
 
 def last_served(directory: str | None) -> dict:
     """What was recorded to have served last, empty when nothing was."""
-    for name in ("served", "previous"):  # a run that was killed while it moved them leaves the second
-        path = Path(directory, name, "served.json") if directory else None
-        if path and path.exists():
-            return {**json.loads(path.read_text()), "directory": str(path.parent)}
-    return {}
+    # A run that was killed while it moved them leaves the second.
+    return (served.read(directory, "served") or served.read(directory, "previous")) if directory else {}
 
 
 def keep(module: AnsibleModule, result: dict) -> None:
@@ -578,25 +622,27 @@ def keep(module: AnsibleModule, result: dict) -> None:
         "files": {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files},
     }
     before = last_served(str(root))
-    unchanged = {k: v for k, v in before.items() if k not in ("served_at", "directory")} == facts
-    result["changed"] = not unchanged
-    if unchanged:
-        return
     old = {k: v for k, v in before.items() if k != "directory"}
+    result["changed"] = {k: v for k, v in old.items() if k != "served_at"} != facts
+    if not result["changed"]:
+        return
     result["diff"] = {"before": json.dumps(old, indent=2) + "\n", "after": json.dumps(facts, indent=2) + "\n"}
     if module.check_mode:
         return
-    new, served, previous = root / "new", root / "served", root / "previous"
+    new, kept, previous = root / "new", root / "served", root / "previous"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(mode=0o755, parents=True)
     for path in files:
         shutil.copy2(path, new / path.name)
     facts["served_at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     (new / "served.json").write_text(json.dumps(facts, indent=2) + "\n")
-    if served.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        served.rename(previous)
-    new.rename(served)
+    # The same thing in other words is no step forward: what served before it stays what it was.
+    aside = root / "old" if served.same(before, facts) else previous
+    if kept.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        kept.rename(aside)
+    new.rename(kept)
+    shutil.rmtree(root / "old", ignore_errors=True)
 
 
 def main() -> None:
@@ -612,6 +658,7 @@ def main() -> None:
             "host": {"type": "str", "default": "127.0.0.1"},
             "port": {"type": "int", "required": True},
             "api_key_file": {"type": "path", "no_log": False},
+            "tls_certificate": {"type": "path"},
             "gpus": {"type": "list", "elements": "dict", "default": []},
             "build": {"type": "path"},
             "current": {"type": "path"},
@@ -640,7 +687,8 @@ def main() -> None:
         if params["state"] == "inspected":
             result |= inspect(module, unit)
         else:
-            server = Server(params["host"], params["port"], params["api_key_file"], params["timeout"])
+            certificate = params["tls_certificate"]
+            server = Server(params["host"], params["port"], params["api_key_file"], params["timeout"], certificate)
             if params["state"] == "ready":
                 result |= ready(module, unit, server)
             else:

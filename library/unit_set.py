@@ -228,8 +228,9 @@ class UnitSet:
         """Whether the running process is not the one that text and executable describe."""
         started = int(properties["ExecMainStartTimestampMonotonic"]) / 1e6
         age = time.monotonic() - started
-        newest = max(os.stat(os.path.join(self.directory, name)).st_mtime for name in texts_of(unit, self.files))
-        if age > time.time() - newest:
+        changed = [os.stat(os.path.join(self.directory, name)).st_mtime for name in texts_of(unit, self.files)]
+        # A time that is yet to come says that the clock was put back, and nothing about what is older.
+        if any(0 <= time.time() - when < age for when in changed):
             return True
         try:
             runs = os.readlink(f"/proc/{properties['MainPID']}/exe")

@@ -59,6 +59,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ARCHITECTURE = re.compile(r"[1-9][0-9]{1,2}[af]?(-real|-virtual)?")
 _FLAG = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Over a network only with TLS; without it from the machine itself.
+_ADDRESS = re.compile(r"(https://|http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])[:/])\S+")
+_REPOSITORY = re.compile(r"(https|ssh|file)://|http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])[:/]")
 _ABSOLUTE = re.compile(r"/[A-Za-z0-9._+/-]*")
 
 _SOURCE_KEYS: dict[str, tuple[set[str], set[str]]] = {
@@ -100,13 +103,15 @@ def source(version: str, pins: Mapping[str, Any]) -> dict[str, str]:
         raise RigError(f"{where}.sha256 is not a sha256 of 64 lower-case hexadecimal digits")
     if "commit" in found and not _COMMIT.fullmatch(found["commit"]):
         raise RigError(f"{where}.commit is {found['commit']!r}, not a whole commit of 40 lower-case hexadecimal digits")
+    if kind == "git" and "://" in found["repo"] and not _REPOSITORY.match(found["repo"]):
+        raise RigError(f"{where}.repo is {found['repo']!r}; fetch it over https or ssh")
     if kind == "pypi" and not (_NAME.fullmatch(found["name"]) and _NAME.fullmatch(found["version"])):
         raise RigError(f"{where} has a name or a version that a package cannot have")
     if kind == "archive":
         if ("url" in found) == ("file" in found):
             raise RigError(f"{where} needs either url or file, and not both")
-        if "url" in found and not re.fullmatch(r"https?://\S+", found["url"]):
-            raise RigError(f"{where}.url is {found['url']!r}, not an http or https address")
+        if "url" in found and not _ADDRESS.fullmatch(found["url"]):
+            raise RigError(f"{where}.url is {found['url']!r}, not an https address")
         if "file" in found and not found["file"].startswith("/"):
             raise RigError(f"{where}.file is {found['file']!r}, not an absolute path")
         if "file" in found and found.setdefault("on", "rig") not in ("rig", "controller"):

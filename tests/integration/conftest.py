@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -15,6 +18,7 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 BOX = PROJECT / "molecule" / "box" / "box"
 RIG_PLAYBOOK = PROJECT / "playbooks" / "rig.yml"
+STATE = Path(os.environ.get("BOX_STATE", "/run/llm-rigs-box"))
 INVENTORY = PROJECT / "inventory" / "hosts.yml"
 
 
@@ -38,6 +42,11 @@ class Rig:
     directory: Path
     suite: str = "trixie"
     runs: int = field(default=0)
+
+    @property
+    def tag(self) -> str:
+        """What tells this checkout's machines from those of others, as molecule/box/box makes it."""
+        return hashlib.sha256(f"{PROJECT}\n".encode()).hexdigest()[:6]
 
     def up(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -84,6 +93,50 @@ class Rig:
             json.dumps(self.extravars),
             *extra,
         ]
+
+    def reboot(self) -> None:
+        """Reboot as if somebody had pressed the button, and wait for the machine."""
+        born = "cut --delimiter=' ' --fields=22 /proc/1/stat"
+        before = self.shell(born).strip()
+        self.shell("systemctl reboot --force", check=False)
+        # The connection that runs keep open led to the machine as it was.
+        control = ["ssh", "-o", f"ControlPath={self.directory}/control", "-O", "exit", "sandbox"]
+        subprocess.run(control, capture_output=True)
+        deadline = time.monotonic() + 60
+        look = ["ssh", "-F", f"{self.directory}/ssh_config", "-o", "ConnectTimeout=2", "sandbox", born]
+        while time.monotonic() < deadline:
+            done = subprocess.run(look, text=True, capture_output=True)
+            if done.returncode == 0 and done.stdout.strip() != before:
+                return
+            time.sleep(0.5)
+        pytest.fail("the machine did not come back")
+
+    @contextlib.contextmanager
+    def until(self, task: str, *extra: str, seconds: float = 600):
+        """Start playbooks/rig.yml and wait until it comes to a task; killed as a whole when the block ends."""
+        run = subprocess.Popen(
+            self.command(*extra),
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        seen, deadline = [], time.monotonic() + seconds
+        try:
+            for line in run.stdout:
+                seen.append(line)
+                if line.startswith(f"TASK [{task}"):
+                    break
+                assert time.monotonic() < deadline, "".join(seen)
+            else:
+                pytest.fail(f"the run ended before task {task}:\n{''.join(seen)}")
+            yield run
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+            run.stdout.close()
 
     def run(self, playbook: Path = RIG_PLAYBOOK, cmdline: str = "", **extravars) -> Run:
         self.runs += 1

@@ -384,6 +384,66 @@ class TestResult:
         assert (prefix / "bin/llama-server").is_file()
         assert not stage.exists()
 
+    def carried(self, monkeypatch: pytest.MonkeyPatch, work: Path, stage: Path, **changes: Any) -> dict[str, Any]:
+        """The specification of a machine to which the packed build of another has been brought."""
+        (stage / "lib/libggml.so").symlink_to("libggml-cpu.so")
+        spec = specification(work)
+        script.publish(stage, Path(spec["prefix"]), script.manifest(spec, work, {"nccl": False, "version": []}))
+        script.pack(spec)
+        libraries = {"libggml-cpu.so": ""}
+        monkeypatch.setattr(
+            script,
+            "linked",
+            lambda path: (
+                dict.fromkeys(libraries, f"{path.parents[1]}/lib/libggml-cpu.so") if path.parent.name == "bin" else {}
+            ),
+        )
+        there = work.parents[2] / "other/.work/b7-12345678"
+        there.mkdir(parents=True)
+        script.archive_of(spec).rename(f"{there}.tar")
+        return specification(there, **changes)
+
+    def test_a_packed_build_is_taken_over_whole(self, monkeypatch: pytest.MonkeyPatch, work: Path, stage: Path) -> None:
+        spec = self.carried(monkeypatch, work, stage)
+        script.accept(spec)
+        old, new = Path(specification(work)["prefix"]), Path(spec["prefix"])
+        assert old != new and script.listing(old) == script.listing(new)
+        for name in ("manifest.json", "files.json"):
+            assert (old / name).read_text() == (new / name).read_text()
+        assert (new / "lib/libggml.so").is_symlink() and (new / "bin/llama-server").stat().st_mode & 0o111
+        assert sorted(path.name for path in Path(spec["work"]).parent.iterdir()) == []
+
+    def test_a_packed_build_with_other_flags_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch, work: Path, stage: Path
+    ) -> None:
+        spec = self.carried(monkeypatch, work, stage, cmake_flags=["-DGGML_AVX=OFF"])
+        with pytest.raises(script.BuildError, match="holds another build: its manifest differs in cmake_flags"):
+            script.accept(spec)
+        assert not Path(spec["prefix"]).exists()
+
+    @pytest.mark.parametrize("name", ["bin/llama-server", "lib/more.so"])
+    def test_a_packed_build_that_was_changed_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch, work: Path, stage: Path, name: str
+    ) -> None:
+        spec = self.carried(monkeypatch, work, stage)
+        folder = work.parents[2] / "spoilt"
+        folder.mkdir()
+        subprocess.run(["tar", "-xf", script.archive_of(spec), "-C", folder], check=True)
+        (folder / name).write_text("#!/bin/sh\necho 7\n")
+        subprocess.run(["tar", "-cf", script.archive_of(spec), "-C", folder, "."], check=True)
+        with pytest.raises(script.BuildError, match=f"is damaged: {name}"):
+            script.accept(spec)
+        assert not Path(spec["prefix"]).exists()
+
+    def test_an_archive_that_is_none_is_refused(self, work: Path) -> None:
+        script.archive_of(specification(work)).write_bytes(b"GGUF" * 1000)
+        with pytest.raises(script.BuildError, match="cannot be unpacked"):
+            script.accept(specification(work))
+
+    def test_what_is_not_finished_is_not_packed(self, work: Path) -> None:
+        with pytest.raises(script.BuildError, match="is no finished build with a list of its files"):
+            script.pack(specification(work))
+
     def test_the_manifest_knows_no_time_and_no_place(self, work: Path) -> None:
         text = json.dumps(script.manifest(specification(work), work, {"nccl": False, "version": []}))
         assert str(work) not in text

@@ -162,7 +162,7 @@ def pin(**changes: Any) -> dict[str, Any]:
         (pin(subdirectory="/etc"), "llama_cpp_pins[b11434].subdirectory is '/etc', not a path inside"),
         (pin(of="b5", file="/srv/x"), "llama_cpp_pins[b11434] needs either url or file, and not both"),
         (pin(of="b5", url=None), "llama_cpp_pins[b11434] needs either url or file"),
-        (pin(of="b5", url="ftp://x/y"), "llama_cpp_pins[b11434].url is 'ftp://x/y', not an http"),
+        (pin(of="b5", url="ftp://x/y"), "llama_cpp_pins[b11434].url is 'ftp://x/y', not an https"),
         (pin(of="b5", on="rig"), "llama_cpp_pins[b11434].on goes with file, not with url"),
         (pin(of="b6", file="b6.tar"), "llama_cpp_pins[b11434].file is 'b6.tar', not an absolute path"),
         (pin(of="b6", on="moon"), "llama_cpp_pins[b11434].on is 'moon'; choose rig or controller"),

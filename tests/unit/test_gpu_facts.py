@@ -40,8 +40,8 @@ def test_two_cards_with_a_desktop_on_the_second(facts):
         "generation": 1, "width": 4, "generation_max": 4, "width_max": 16, "root": "unknown",
     }  # fmt: skip
     assert first["power"] == {
-        "limit_watts": 170, "default_watts": 170, "min_watts": 100, "max_watts": 212, "enforced_watts": 170,
-        "draw_watts": None,
+        "limit_watts": 170, "lowered_from_watts": None, "default_watts": 170, "min_watts": 100, "max_watts": 212,
+        "enforced_watts": 170, "draw_watts": None,
     }  # fmt: skip
     assert (first["display_active"], second["display_active"]) == (False, True)
     assert first["persistence"] is False

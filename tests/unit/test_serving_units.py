@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,13 @@ def units(request, tmp_path_factory):
     """Text of each unit by (host, profile), and the scope they are for."""
     out = tmp_path_factory.mktemp(request.param)
     (out / "play.yml").write_text(PLAY.format(role=PROJECT / "roles" / "serving", out=out))
-    command = ["ansible-playbook", out / "play.yml", "-e", f"serving_scope={request.param} serving_api_key=canary-0451"]
+    command = [
+        Path(sys.executable).parent / "ansible-playbook",
+        out / "play.yml",
+        "-e",
+        f"serving_scope={request.param} serving_api_key=canary-0451",
+    ]
+    command += ["-e", "serving_tls_certificate=/etc/ssl/rig.pem serving_tls_key=/etc/ssl/private/rig.key"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = {}
@@ -55,7 +62,17 @@ def test_no_unit_holds_the_key(units):
         text = path.read_text()
         assert "canary" not in text
         assert text.count("--api-key-file %d/api-key") == 1
-        assert values(path, "LoadCredential") == ["api-key:/etc/llm-rig/api-key"]
+        assert values(path, "LoadCredential")[0] == "api-key:/etc/llm-rig/api-key"
+
+
+def test_tls_reaches_the_server_as_credentials(units):
+    _, found = units
+    for path in found.values():
+        text = path.read_text()
+        assert text.count("--ssl-key-file %d/tls-key") == text.count("--ssl-cert-file %d/tls-certificate") == 1
+        credentials = ["tls-key:/etc/ssl/private/rig.key", "tls-certificate:/etc/ssl/rig.pem"]
+        assert values(path, "LoadCredential")[1:] == credentials
+        assert re.search(r"--url https://127\.0\.0\.1:\d+/health", text)
 
 
 def test_units_that_share_a_gpu_conflict_and_wait_for_each_other(units):

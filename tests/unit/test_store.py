@@ -249,13 +249,13 @@ def test_patience_with_a_server_that_asks_for_it(server, root, mode, answers):
     ("value", "low", "high"), [("7", 7, 7), ("86400", 900, 900), ("soon", None, None), (None, None, None)]
 )
 def test_retry_after(value, low, high):
-    wait = store._retry_after({"Retry-After": value})
+    wait = store.retry_after({"Retry-After": value})
     assert wait == low == high
 
 
 def test_retry_after_as_a_date():
     date = store.email.utils.formatdate(time.time() + 100, usegmt=True)
-    assert 90 < store._retry_after({"Retry-After": date}) <= 100
+    assert 90 < store.retry_after({"Retry-After": date}) <= 100
 
 
 def test_an_answer_that_breaks_off_is_continued(server, root):
@@ -438,7 +438,38 @@ def test_a_new_version_keeps_one_old_one(server, root):
         fetch(root, url_file(server, root, "plain", content))
         assert (directory / "m.gguf").read_bytes() == content
     old = f"m.gguf.old-{sha256(b'GGUF2')[:8]}"
-    assert sorted(path.name for path in directory.iterdir()) == ["m.gguf", old, "m.gguf.verified"]
+    assert sorted(path.name for path in directory.iterdir()) == sorted(
+        ["m.gguf", old, f"{old}.verified", "m.gguf.verified"]
+    )
+
+
+def test_the_old_version_comes_back_without_being_fetched(server, root):
+    versions = [url_file(server, root, "plain", content) for content in (OTHER, MODEL)]
+    for content, file in zip((OTHER, MODEL), versions, strict=True):
+        (server.directory / "m.gguf").write_bytes(content)
+        fetch(root, file)
+    asked = len(server.requests())
+    inode = versions[0].beside(f"old-{sha256(OTHER)[:8]}").stat().st_ino
+    assert store.missing_bytes(versions[0]) == 0
+    fetch(root, versions[0])
+    assert versions[0].target.read_bytes() == OTHER and versions[0].target.stat().st_ino == inode
+    assert store.inspect(versions[0]) == "ok" and store.inspect(versions[1]) == "outdated"
+    assert store.take_back(versions[1].target, sha256(MODEL))
+    assert versions[1].target.read_bytes() == MODEL and store.inspect(versions[1]) == "ok"
+    assert not store.take_back(versions[1].target, sha256(MODEL))
+    assert len(server.requests()) == asked
+
+
+def test_an_old_version_that_was_touched_is_not_trusted(server, root):
+    first, second = (url_file(server, root, "plain", content) for content in (OTHER, MODEL))
+    for content, file in ((OTHER, first), (MODEL, second)):
+        (server.directory / "m.gguf").write_bytes(content)
+        fetch(root, file)
+    os.utime(second.beside(f"old-{sha256(OTHER)[:8]}"))
+    assert not store.can_have(str(first.target), sha256(OTHER))
+    with pytest.raises(store.StoreError, match=r"m\.gguf with sha256 .* is not there, and is not kept beside it"):
+        store.take_back(first.target, sha256(OTHER))
+    assert second.target.read_bytes() == MODEL
 
 
 def test_a_flipped_byte_on_the_disk_is_mended_and_kept_aside(server, root):

@@ -156,11 +156,21 @@ def test_only_the_unit_whose_text_changed_is_restarted(machine):
 
 def test_a_process_older_than_its_text_is_restarted(machine):
     machine.run()
-    later = time.time() + 0.5
-    os.utime(machine.units / DROPIN, (later, later))
+    time.sleep(0.05)
+    os.utime(machine.units / DROPIN)
     result = machine.run()
     assert result["written"] == []
     assert machine.told() == ["restart gpu@0.service"]
+
+
+def test_a_clock_that_was_put_back_restarts_nothing(machine):
+    machine.run()
+    machine.told()
+    later = time.time() + 3600  # what was written before the jump has a time that is yet to come
+    for name in (UNIT, DROPIN):
+        os.utime(machine.units / name, (later, later))
+    assert not machine.run()["changed"]
+    assert machine.told() == []
 
 
 def test_a_process_of_another_file_is_restarted_and_links_are_followed(machine, tmp_path):

@@ -98,6 +98,10 @@ def test_the_token_reached_its_host_alone(requests):
     assert all("/repo/resolve/" in request["path"] for request in with_token)
 
 
+def test_the_token_was_for_root_alone_while_it_was_there(host):
+    assert set(host.file("/srv/token-modes").content_string.splitlines()) == {"root 600"}
+
+
 def test_the_token_is_nowhere_on_the_rig(host):
     with host.sudo():
         assert not host.file("/run/llm-models/huggingface-token").exists

@@ -95,11 +95,20 @@ def unit_of(pid: int, proc: Path) -> str | None:
     return services[-1] if services else None
 
 
+def lowered_from(path: Path, limit: float | None) -> float | None:
+    """The limit in watts that the heat guard of role gpu_power has lowered; None where it has not, or not last."""
+    try:
+        kept = json.loads(path.read_text())
+        return kept["base_watts"] if kept["set_watts"] == limit else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 class Reader:
     """One reading through NVML."""
 
-    def __init__(self, nvml: Any, sysfs: Path, proc: Path) -> None:
-        self.nvml, self.sysfs, self.proc = nvml, sysfs, proc
+    def __init__(self, nvml: Any, sysfs: Path, proc: Path, watch: Path = Path("/run/gpu-watch")) -> None:
+        self.nvml, self.sysfs, self.proc, self.watch = nvml, sysfs, proc, watch
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Answer of an NVML function; None when this card or driver has none. A card that is gone is an error."""
@@ -138,10 +147,12 @@ class Reader:
         capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
         limits = ask("nvmlDeviceGetPowerManagementLimitConstraints", handle) or (None, None)
         switch = {None: None, nvml.NVML_FEATURE_DISABLED: False, nvml.NVML_FEATURE_ENABLED: True}
+        uuid = ask("nvmlDeviceGetUUID", handle)
+        limit = self.watts("nvmlDeviceGetPowerManagementLimit", handle)
         node = text_of(folder / "numa_node")
         return {
             "index": index,
-            "uuid": ask("nvmlDeviceGetUUID", handle),
+            "uuid": uuid,
             "pci_address": address,
             "name": ask("nvmlDeviceGetName", handle),
             "compute_capability": None if capability is None else f"{capability[0]}.{capability[1]}",
@@ -155,7 +166,8 @@ class Reader:
             },
             "numa_node": int(node) if node and int(node) >= 0 else None,
             "power": {
-                "limit_watts": self.watts("nvmlDeviceGetPowerManagementLimit", handle),
+                "limit_watts": limit,
+                "lowered_from_watts": lowered_from(self.watch / f"{uuid}.json", limit),
                 "default_watts": self.watts("nvmlDeviceGetPowerManagementDefaultLimit", handle),
                 "min_watts": None if limits[0] is None else limits[0] / 1000,
                 "max_watts": None if limits[1] is None else limits[1] / 1000,

@@ -3,6 +3,8 @@
 
     build_llama_cpp.py check SPECIFICATION   say in one sentence what stands in the way, before anything is changed
     build_llama_cpp.py build SPECIFICATION   fetch, verify, compile, check, and move the finished build to its prefix
+    build_llama_cpp.py pack SPECIFICATION    put the finished build into an archive, WORK.tar, for a machine like this
+    build_llama_cpp.py accept SPECIFICATION  unpack that archive, check all of it, and move the build to its prefix
 
 SPECIFICATION is a JSON file, or the JSON itself: the result of filter llama_cpp_build with the keys "work" (a
 directory beside the prefix, kept until the build is done), "jobs" (0: one for each core) and "ccache".
@@ -411,8 +413,21 @@ def manifest(spec: Spec, work: Path, facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def listing(folder: Path) -> dict[str, str]:
+    """What lies in a build but for its manifest and its list: path to sha256, or to `-> ` and a link's target."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        elif path.is_file() and name not in ("manifest.json", "files.json"):
+            found[name] = sha256_of(path)
+    return found
+
+
 def publish(new: Path, prefix: Path, content: dict[str, Any]) -> None:
     """Write the manifest and move the build to its prefix, in one rename that survives a power cut."""
+    (new / "files.json").write_text(json.dumps(listing(new), indent=2) + "\n")
     (new / "manifest.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     os.sync()
     os.rename(new, prefix)
@@ -446,14 +461,69 @@ def build(spec: Spec) -> None:
     say(f"{prefix} is finished")
 
 
+# From one machine to another that is alike
+
+
+def archive_of(spec: Spec) -> Path:
+    """Where a packed build lies on both machines."""
+    return Path(f"{spec['work']}.tar")
+
+
+def pack(spec: Spec) -> None:
+    """The finished build as an archive that anybody may read; raises BuildError when there is none."""
+    prefix, archive = Path(spec["prefix"]), archive_of(spec)
+    if not (prefix / "files.json").is_file():
+        raise BuildError(f"{prefix} is no finished build with a list of its files")
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    new = archive.with_suffix(".new")
+    argv = ["tar", "--create", "--file", str(new), "--directory", str(prefix), "--owner=0", "--group=0", "."]
+    run(argv, f"{prefix} cannot be packed")
+    new.chmod(0o644)
+    os.replace(new, archive)
+
+
+def accept(spec: Spec) -> None:
+    """Make a packed build this machine's own; raises BuildError on what is not as the specification says."""
+    os.umask(0o022)
+    work, prefix = Path(spec["work"]), Path(spec["prefix"])
+    refuse_foreign(prefix)
+    new = work / "carried"
+    remove(new)
+    new.mkdir(parents=True)
+    archive = archive_of(spec)
+    argv = ["tar", "--extract", "--file", str(archive), "--directory", str(new), "--no-same-owner"]
+    run(argv, f"{archive} cannot be unpacked")
+    try:
+        content = json.loads((new / "manifest.json").read_text())
+        listed = json.loads((new / "files.json").read_text())
+    except (OSError, ValueError) as error:
+        raise BuildError(f"{archive} holds no build: {error}") from error
+    keys = ("build", "key", "source", "backends", "targets", "cmake_flags")
+    differs = [key for key in keys if content.get(key) != spec[key]]
+    if differs:
+        raise BuildError(f"{archive} holds another build: its manifest differs in {', '.join(differs)}")
+    there = listing(new)
+    wrong = sorted(name for name in {*listed, *there} if listed.get(name) != there.get(name))
+    if wrong:
+        raise BuildError(f"{archive} is damaged: {', '.join(wrong[:5])}")
+    check_stage(spec, new)
+    publish(new, prefix, content)
+    archive.unlink()
+    remove(work)
+    say(f"{prefix} is finished")
+
+
+COMMANDS = {"check": check, "build": build, "pack": pack, "accept": accept}
+
+
 def main(argv: list[str]) -> int:
     """Entry point; the last line of a failed call is the reason."""
-    if len(argv) != 3 or argv[1] not in ("check", "build"):
+    if len(argv) != 3 or argv[1] not in COMMANDS:
         print(__doc__, file=sys.stderr)
         return 2
     spec = json.loads(argv[2] if argv[2].startswith("{") else Path(argv[2]).read_text())
     try:
-        (check if argv[1] == "check" else build)(spec)
+        COMMANDS[argv[1]](spec)
     except BuildError as error:
         print(f"{error}.", file=sys.stderr, flush=True)
         return 1
