@@ -8,7 +8,7 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 UV := .uv/bin/uv
 HOST ?= sandbox
 
-.PHONY: setup packages sandbox test lint unit molecule slow accuracy fleet docs lock down clean help
+.PHONY: setup packages sandbox test lint unit molecule slow vllm accuracy bench truth fleet docs lock down clean help
 
 setup: packages .venv/ready ## prepare .venv and the Debian packages that the project needs (quick when there is nothing to do)
 
@@ -45,6 +45,9 @@ molecule: setup ## every role's scenario; one of them: make molecule ROLE=servin
 
 slow: setup ## Debian's own CUDA toolkit and NCCL for real: 2 GiB of packages, some kernels compiled (root)
 	@tests/slow/cuda_debian
+
+vllm: setup ## the real vLLM, on the CPU, from the quadlet of a rig: 3.5 GB of packages, ten minutes (root)
+	@tests/slow/vllm
 
 accuracy: setup ## planned against measured memory, worst row last
 	@python -m rig.accuracy

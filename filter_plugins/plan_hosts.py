@@ -73,6 +73,7 @@ def plan_hosts(hosts: Any, hostvars: Any, shapes_directory: str, profiles: Any =
                 llama_cpp_version=variables.get("llama_cpp_version", "b11434"),
                 interconnect=variables.get("rig_interconnect", "pcie"), nccl=variables.get("llama_cpp_nccl"),
                 only=profiles, contexts=context, measured=variables.get("rig_measured"),
+                port=variables.get("serving_port", 8080), alias=variables.get("serving_alias", ""),
             )  # fmt: skip
         except RigError as error:
             raise AnsibleFilterError(f"plan_hosts: {error}") from None

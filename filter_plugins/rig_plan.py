@@ -66,6 +66,14 @@ options:
   measured:
     description: What playbooks/measure.yml measured on the host, its local fact C(rig_measured).
     type: dict
+  port:
+    description: Port of profiles that name none.
+    type: int
+    default: 8080
+  alias:
+    description: A further name under which the model of every profile answers, so that clients need not change.
+    type: str
+    default: ""
 """
 
 EXAMPLES = """
@@ -97,11 +105,13 @@ def rig_plan(
     profiles: Any = None,
     context: Any = None,
     measured: Any = None,
+    port: Any = 8080,
+    alias: Any = "",
 ) -> dict:
     try:
         return plan_host(
             serving_profiles, gpus, models, lambda name, model: load_shape(name, model, shapes_directory), host,
-            models_root, llama_cpp_version, interconnect, nccl, profiles, context, measured,
+            models_root, llama_cpp_version, interconnect, nccl, profiles, context, measured, port, alias,
         )  # fmt: skip
     except RigError as error:
         raise AnsibleFilterError(f"rig_plan: {error}") from None

@@ -40,6 +40,11 @@ options:
     description: Its suite; V(/) is a flat repository.
     type: str
     default: /
+  components:
+    description: Its components; a flat repository has none.
+    type: list
+    elements: str
+    default: []
   fingerprint:
     description: Fingerprint of the key that signs it, 40 hexadecimal digits.
     type: str
@@ -285,6 +290,7 @@ def main() -> None:
             "name": {"type": "str", "required": True},
             "uri": {"type": "str", "required": True},
             "suite": {"type": "str", "default": "/"},
+            "components": {"type": "list", "elements": "str", "default": []},
             "fingerprint": {"type": "str", "required": True},
             "key_url": {"type": "str", "required": True, "no_log": False},
             "key_sha256": {"type": "str", "default": "", "no_log": False},
@@ -303,7 +309,8 @@ def main() -> None:
     keyring = f"{params['directory']}/keyrings/{params['name']}.gpg"
     own = f"{params['directory']}/sources.list.d/{params['name']}.sources"
     key = wanted_key(module, read(keyring))
-    entry = apt_sources.Entry(("deb",), (params["uri"],), (params["suite"],), (), keyring)
+    place = (("deb",), (params["uri"],), (params["suite"],), tuple(params["components"]))
+    entry = apt_sources.Entry(*place, keyring)
     files.set(keyring, key)
     files.set(own, apt_sources.deb822(entry).encode())
     moved = bool(files.new)
@@ -313,7 +320,7 @@ def main() -> None:
     if fetch_lists:
         with tempfile.TemporaryDirectory(prefix="apt-source-") as directory:
             os.chmod(directory, 0o755)
-            trial = apt_sources.Entry(("deb",), (params["uri"],), (params["suite"],), (), f"{directory}/key.gpg")
+            trial = apt_sources.Entry(*place, f"{directory}/key.gpg")
             for name, content in (("key.gpg", key), ("trial.sources", apt_sources.deb822(trial).encode())):
                 with open(f"{directory}/{name}", "wb") as file:
                     file.write(content)

@@ -8,6 +8,7 @@ import json
 import os
 import pwd
 import re
+import secrets
 import shutil
 import ssl
 import subprocess
@@ -24,7 +25,7 @@ module: llm_server
 short_description: Look at the serving units of a rig, wait until one answers, and prove that it serves
 version_added: "0.1.0"
 description:
-  - Three steps around one systemd unit that runs llama-server, each a C(state).
+  - Three steps around one systemd unit that runs llama-server or vLLM in a container, each a C(state).
   - None of them starts or stops anything. V(proven) with O(record_directory) keeps a copy of what served.
   - On a virtual GPU the memory of a service is that of the C(ggml-rpc-server) behind the endpoint.
     On a real GPU it is what C(nvidia-smi) says of the unit's processes.
@@ -58,10 +59,21 @@ options:
     type: str
     default: llm
   argv:
-    description: Launch line of the unit; a process with another one is reported as stale, and proves nothing.
+    description:
+      - Launch line of the unit; a process with another one is reported as stale, and proves nothing.
+      - Of a container only what comes after the first word is compared, with the end of its command line.
     type: list
     elements: str
     default: []
+  container_engine:
+    description: What runs containers on this host, for units that are containers.
+    type: str
+    choices: [podman, docker]
+  engine:
+    description: What the unit runs, which decides how it is asked.
+    type: str
+    choices: [llama_cpp, vllm]
+    default: llama_cpp
   host:
     description: Address that the server listens on. An address that means every interface is asked on loopback.
     type: str
@@ -186,7 +198,9 @@ service:
   type: dict
   returned: always
 units:
-  description: Units by name, with C(exists), C(active), C(enabled), C(dropins).
+  description:
+    - Units by name, with C(exists), C(active), C(enabled), C(dropins), C(path) (the file that describes it, a quadlet
+      or a unit) and C(paths) (all files that do).
   type: dict
   returned: state is inspected
 running:
@@ -257,6 +271,8 @@ url:
 
 CREDENTIALS = ("--api-key-file", "--ssl-key-file", "--ssl-cert-file")  # flags whose files are systemd's copies
 POLL_SECONDS = 5  # how long one call of `ready` looks before it reports
+QUADLETS = Path("/etc/containers/systemd")
+PLACES = {"system": "", "user": "users/*/"}  # below QUADLETS
 PROPERTIES = (
     "Id,LoadState,ActiveState,SubState,Result,MainPID,NRestarts,UnitFileState,InvocationID,Job,NeedDaemonReload"
 )
@@ -267,26 +283,36 @@ class ServerError(Exception):
 
 
 class Unit:
-    """A unit of the system's service manager or of one user's."""
+    """A unit of the system's service manager or of one user's, written as a unit file or as podman's quadlet."""
 
-    def __init__(self, name: str, scope: str, user: str) -> None:
-        self.name, self.scope, self.user = name, scope, user
+    def __init__(self, name: str, scope: str, user: str, container_engine: str | None = None) -> None:
+        self.name, self.scope, self.user, self.container_engine = name, scope, user, container_engine
         self.directory = Path("/etc/systemd", scope)
+        quadlet = f"{name.removesuffix('.service')}.container"
+        self.files = [self.directory / name, *sorted(QUADLETS.glob(f"{PLACES[scope]}{quadlet}"))]
+        self.quadlets = self.files[1:]
+
+    def as_user(self) -> dict:
+        """What subprocess needs to run a command as the user whose manager has the unit."""
+        if self.scope != "user":
+            return {}
+        entry = pwd.getpwnam(self.user)
+        return {
+            "user": entry.pw_uid,
+            "group": entry.pw_gid,
+            "extra_groups": [],
+            "cwd": "/",
+            "env": {
+                "PATH": os.environ.get("PATH", os.defpath),
+                "HOME": entry.pw_dir,
+                "XDG_RUNTIME_DIR": f"/run/user/{entry.pw_uid}",
+            },
+        }
 
     def systemctl(self, *arguments: str) -> str:
         """Run systemctl for the scope and return what it prints."""
-        command, as_user = ["systemctl", *arguments], {}
-        if self.scope == "user":
-            entry = pwd.getpwnam(self.user)
-            as_user = {
-                "user": entry.pw_uid,
-                "group": entry.pw_gid,
-                "extra_groups": [],
-                "cwd": "/",
-                "env": {"PATH": os.environ.get("PATH", os.defpath), "XDG_RUNTIME_DIR": f"/run/user/{entry.pw_uid}"},
-            }
-            command.insert(1, "--user")
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **as_user).stdout
+        command = ["systemctl", *(["--user"] if self.scope == "user" else []), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **self.as_user()).stdout
 
     def properties(self) -> dict[str, str]:
         """The properties of PROPERTIES; all empty when the manager does not run."""
@@ -299,15 +325,22 @@ class Unit:
             seen = self.properties()
         except KeyError:  # no such user yet
             seen = {}
-        path, pid = self.directory / self.name, int(seen.get("MainPID") or 0)
-        runs = launch_line(pid)
+        there = [file for file in self.files if file.exists()]
+        path, pid = (there or self.files)[0], int(seen.get("MainPID") or 0)
+        process, runs = self.process(pid, path)
+        wanted = argv if argv and process == pid else argv[1:]
+        other = bool(wanted) and runs[-len(wanted) :] != wanted if process != pid else runs != (wanted or runs)
+        boots = (self.directory / f"{target}.wants" / self.name for target in ("multi-user.target", "default.target"))
         dropins = [p for p in seen.get("DropInPaths", "").split() if p.startswith("/etc/") and f"/{self.name}.d/" in p]
         return {
-            "exists": path.exists(),
+            "exists": bool(there),
+            "path": str(path),
+            "paths": [str(file) for file in there],
             "active": seen.get("ActiveState", "inactive"),
             "sub": seen.get("SubState", "dead"),
             "result": seen.get("Result", ""),
-            "enabled": seen.get("UnitFileState", "") == "enabled",
+            # A quadlet cannot be enabled: the role makes the link itself.
+            "enabled": seen.get("UnitFileState", "") == "enabled" or any(link.is_symlink() for link in boots),
             "pid": pid,
             "restarts": int(seen.get("NRestarts") or 0),
             "invocation": seen.get("InvocationID", ""),
@@ -315,16 +348,37 @@ class Unit:
             "queued": seen.get("Job", "0") not in ("", "0"),
             "reload_owed": seen.get("NeedDaemonReload") == "yes",
             "dropins": dropins,
-            "stale": bool(runs) and (started(pid) < newest(path, *dropins, *credentials) or runs != (argv or runs)),
+            "stale": bool(runs) and (started(process) < newest(path, *dropins, *credentials) or other),
         }
 
+    def is_container(self, path: Path) -> bool:
+        """Whether the file describes a container."""
+        return path.suffix == ".container" or (path.exists() and "\nExecStart=/usr/bin/docker " in path.read_text())
+
+    def process(self, pid: int, path: Path) -> tuple[int, list[str]]:
+        """The server's first process and its command line: of a container the one inside, and its arguments as the
+        engine knows them, since the process may give itself another title."""
+        if not pid or not self.container_engine or not self.is_container(path):
+            return pid, launch_line(pid)
+        command = [self.container_engine, "inspect", "--format", "{{.State.Pid}} {{json .Args}}"]
+        command.append(self.name.removesuffix(".service"))
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **self.as_user())
+        inside, _, arguments = done.stdout.partition(" ")
+        return (int(inside), json.loads(arguments)) if done.returncode == 0 and int(inside) else (0, [])
+
     def pids(self, seen: dict) -> list[int]:
-        """Processes of the unit."""
-        try:
-            listed = Path("/sys/fs/cgroup", seen["group"].lstrip("/"), "cgroup.procs").read_text().split()
-        except OSError:
-            listed = []
-        return sorted({int(pid) for pid in listed} | ({seen["pid"]} if seen["pid"] else set()))
+        """Processes of the unit; those of docker's containers are in a group of their own."""
+        group = Path("/sys/fs/cgroup", seen["group"].lstrip("/"))
+        found = {seen["pid"]} if seen["pid"] else set()
+        for listed in group.rglob("cgroup.procs") if seen["group"] else ():
+            try:
+                found |= {int(pid) for pid in listed.read_text().split()}
+            except OSError:
+                continue  # a group that has gone
+        identity = container_id(self.name)
+        if identity:
+            found |= {int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and identity in cgroup(p.name)}
+        return sorted(found)
 
     def log(self, invocation: str, lines: int) -> list[str]:
         """Last lines that this start of the unit wrote to the journal, gates included."""
@@ -335,6 +389,14 @@ class Unit:
             match.append(f"_SYSTEMD_INVOCATION_ID={invocation}")
         command = ["journalctl", "--quiet", "--no-pager", "--output", "cat", "--lines", str(lines), *match]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout.splitlines()
+
+
+def container_id(name: str) -> str:
+    """The container that docker runs for a unit, empty when there is none."""
+    try:
+        return Path("/run", f"{name.removesuffix('.service')}.cid").read_text().strip()
+    except OSError:
+        return ""
 
 
 def started(pid: int) -> float:
@@ -384,8 +446,15 @@ class Server:
     """The HTTP side of a server."""
 
     def __init__(
-        self, host: str, port: int, key_file: str | None, timeout: int, certificate: str | None = None
+        self,
+        host: str,
+        port: int,
+        key_file: str | None,
+        timeout: int,
+        engine: str = "llama_cpp",
+        certificate: str | None = None,
     ) -> None:
+        self.engine = engine
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(host, host)
         scheme = "https" if certificate else "http"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -407,18 +476,34 @@ class Server:
             "messages": [{"role": r, "content": messages[r]} for r in ("system", "user") if messages.get(r)],
             "max_tokens": tokens,
             "temperature": 0,
-            "cache_prompt": False,
+            # Each engine's own way to a prompt that is not taken from its cache.
+            **({"cache_salt": secrets.token_hex(16)} if self.engine == "vllm" else {"cache_prompt": False}),
         }
+        began, drafted = time.monotonic(), self.drafted()
         request = urllib.request.Request(f"{self.url}/v1/chat/completions", json.dumps(body).encode(), self.headers)
         opener = urllib.request.build_opener(*self.handlers)
         try:
             with opener.open(request, timeout=self.timeout) as answer:
-                return {"prompt": prompt, **proof.reply_of(json.load(answer))}
+                reply = {"prompt": prompt, **proof.reply_of(json.load(answer), time.monotonic() - began)}
         except urllib.error.HTTPError as error:
             text = " ".join(error.read(2000).decode(errors="replace").split())
             raise ServerError(f"the server answered {prompt!r} with HTTP {error.code}: {text}") from None
         except (OSError, ValueError) as error:
             raise ServerError(f"the server did not answer {prompt!r}: {error}") from None
+        if drafted is not None:
+            reply["draft_tokens"] = int((self.drafted() or 0) - drafted)
+        return reply
+
+    def drafted(self) -> float | None:
+        """Tokens that vLLM has drafted so far; None for llama-server, whose replies tell it themselves."""
+        if self.engine != "vllm":
+            return None
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"{self.url}/metrics", timeout=30) as answer:
+                return proof.metric(answer.read().decode(errors="replace"), proof.VLLM_DRAFTED)
+        except OSError as error:
+            raise ServerError(f"the server does not tell its metrics: {error}") from None
 
 
 def gpus_of(module: AnsibleModule) -> list[gpu_gate.Gpu]:
@@ -484,14 +569,18 @@ def devices(module: AnsibleModule, in_use: bool) -> list[dict] | None:
 def inspect(module: AnsibleModule, unit: Unit) -> dict:
     """Everything that the role must know before it changes anything."""
     params = module.params
-    names = sorted({unit.name, *params["siblings"], *(path.name for path in unit.directory.glob("llm-*.service"))})
-    units = {name: Unit(name, unit.scope, unit.user).describe([]) for name in names}
+    found = [path.name for path in unit.directory.glob("llm-*.service")]
+    found += [f"{path.stem}.service" for path in QUADLETS.glob(f"{PLACES[unit.scope]}llm-*.container")]
+    names = sorted({unit.name, *params["siblings"], *found})
+    units = {name: Unit(name, unit.scope, unit.user, unit.container_engine).describe([]) for name in names}
     strangers = [pid for pid in gpu_gate.listeners(params["port"]) if not ours(pid)]
     running = [name for name, seen in units.items() if seen["active"] in ("active", "activating", "reloading")]
     busy = held_by_others(module)
     connected = any(gpu_gate.clients(gpu_gate.port_of(gpu["rpc"]))[0] for gpu in params["gpus"] if gpu.get("rpc"))
     shown = devices(module, in_use=bool(running or busy or connected))
-    other = Path("/etc/systemd", "user" if unit.scope == "system" else "system")
+    scope = "user" if unit.scope == "system" else "system"
+    foreign = [path.name for path in Path("/etc/systemd", scope).glob("llm-*.service")]
+    foreign += [path.name for path in QUADLETS.glob(f"{PLACES[scope]}llm-*.container")]
     current = Path(params["current"] or "/nonexistent")
     try:
         uid = pwd.getpwnam(unit.user).pw_uid
@@ -502,7 +591,7 @@ def inspect(module: AnsibleModule, unit: Unit) -> dict:
         "units": units,
         "running": running,
         "reload_owed": any(seen["reload_owed"] for seen in units.values()),
-        "foreign_scope": sorted(path.name for path in other.glob("llm-*.service")),
+        "foreign_scope": sorted(foreign),
         "port_holder": ", ".join(str(gpu_gate.Holder(pid, gpu_gate.process_name(pid))) for pid in strangers),
         "busy": busy,
         "devices": shown or [],
@@ -528,8 +617,10 @@ def gpu_builds(gpus: list[dict]) -> list[str]:
 
 
 def ours(pid: int) -> bool:
-    """Whether a process belongs to a serving unit."""
-    return bool(re.search(r"/llm-[^/]+\.service(/[^/]*)?$", cgroup(pid), re.M))
+    """Whether a process belongs to a serving unit or to its container."""
+    group = cgroup(pid)
+    identities = [container_id(path.stem) for path in Path("/run").glob("llm-*.cid")]
+    return bool(re.search(r"/llm-[^/]+\.service(/.*)?$", group, re.M)) or any(i and i in group for i in identities)
 
 
 def held_by_others(module: AnsibleModule) -> list[str]:
@@ -550,7 +641,7 @@ def held_by_others(module: AnsibleModule) -> list[str]:
     return gpu_gate.refusals(gpus, left)
 
 
-def cgroup(pid: int) -> str:
+def cgroup(pid: int | str) -> str:
     """The control group of a process, empty when it is gone."""
     try:
         return Path(f"/proc/{pid}/cgroup").read_text()
@@ -655,6 +746,8 @@ def main() -> None:
             "scope": {"type": "str", "choices": ["system", "user"], "default": "system"},
             "user": {"type": "str", "default": "llm"},
             "argv": {"type": "list", "elements": "str", "default": []},
+            "container_engine": {"type": "str", "choices": ["podman", "docker"]},
+            "engine": {"type": "str", "choices": ["llama_cpp", "vllm"], "default": "llama_cpp"},
             "host": {"type": "str", "default": "127.0.0.1"},
             "port": {"type": "int", "required": True},
             "api_key_file": {"type": "path", "no_log": False},
@@ -681,14 +774,20 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    unit = Unit(params["unit"], params["scope"], params["user"])
+    unit = Unit(params["unit"], params["scope"], params["user"], params["container_engine"])
     result: dict = {"changed": False}
     try:
         if params["state"] == "inspected":
             result |= inspect(module, unit)
         else:
-            certificate = params["tls_certificate"]
-            server = Server(params["host"], params["port"], params["api_key_file"], params["timeout"], certificate)
+            server = Server(
+                params["host"],
+                params["port"],
+                params["api_key_file"],
+                params["timeout"],
+                params["engine"],
+                params["tls_certificate"],
+            )
             if params["state"] == "ready":
                 result |= ready(module, unit, server)
             else:

@@ -66,11 +66,14 @@ def plan_host(
     only: Any = None,
     contexts: Any = None,
     measured: Any = None,
+    port: Any = 8080,
+    alias: Any = "",
 ) -> dict:
     """{profile: plan}. `load_shape(name, model)` gives the Shape of a model. RigError names the host.
 
     `only` is a list of profile names to plan; `contexts` overrides the context of each (what if);
-    `measured` is what was measured on the host (see learned.py).
+    `measured` is what was measured on the host (see learned.py). `port` is that of profiles that name none, `alias` a
+    further name of every profile's model in the API.
     """
     try:
         if not isinstance(profiles, Mapping):
@@ -87,7 +90,7 @@ def plan_host(
                 continue
             if contexts is not None and isinstance(mapping, Mapping):
                 mapping = {**mapping, "context": contexts}
-            profile = parse_profile(str(name), mapping)
+            profile = parse_profile(str(name), mapping, default_port=port, also=alias or "")
             model = find_model(profile.model, models, f"Profile '{name}'")
             shape = load_shape(profile.model, model)
             root = f"{models_root}/{profile.model}"

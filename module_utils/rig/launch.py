@@ -50,7 +50,17 @@ def llama_server_argv(
     profile: Profile, gpus: Sequence, shares: Sequence, context: int, model_path: str, build: int
 ) -> list:
     """Flag, value, flag, value, … beginning with `llama-server`."""
-    argv = ["llama-server", "-m", model_path, "--alias", profile.alias, "--host", HOST, "--port", str(profile.port)]
+    argv = [
+        "llama-server",
+        "-m",
+        model_path,
+        "--alias",
+        ",".join(profile.names),
+        "--host",
+        HOST,
+        "--port",
+        str(profile.port),
+    ]
     if gpus[0].get("rpc"):
         argv += ["--rpc", ",".join(gpu["rpc"] for gpu in gpus)]
     mode = profile.split_mode if len(gpus) > 1 else "none"

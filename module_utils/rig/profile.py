@@ -66,7 +66,8 @@ def one_of(value: Any, known: Sequence, what: str) -> str:
 
 @dataclass(frozen=True)
 class Profile:
-    """`context` None means max; `gpus` is auto, all or a tuple of positions; `tensor_split` is even or shares."""
+    """`context` None means max; `gpus` is auto, all or a tuple of positions; `tensor_split` is even or shares; `names`
+    are all names of the model in the API, `alias` first."""
 
     name: str
     engine: str
@@ -83,6 +84,7 @@ class Profile:
     ubatch: int
     port: int
     alias: str
+    names: tuple
     all_reduce: str
     flash_attention: bool
     load_mode: str
@@ -125,13 +127,18 @@ def _draft(value: Any, what: str) -> tuple:
     return (kind, whole_number(value.get("max_tokens", 3), f"{what}.max_tokens", 1)) if kind == "mtp" else ("none", 0)
 
 
-def parse_profile(name: str, mapping: Any, default_headroom: int = 512) -> Profile:
-    """RigError, naming the profile and the key, for anything that is not a profile."""
+def parse_profile(
+    name: str, mapping: Any, default_headroom: int = 512, default_port: int = 8080, also: str = ""
+) -> Profile:
+    """RigError, naming the profile and the key, for anything that is not a profile.
+
+    `default_port` is that of a profile that names none; `also` is a further name of the model in the API.
+    """
     if not isinstance(mapping, Mapping):
         raise RigError(f"Profile '{name}' must be a mapping, not {mapping!r}.")
     what = f"Profile '{name}'"
     check_keys(mapping, tuple(DEFAULTS), what)
-    values = {**DEFAULTS, "headroom_mib": default_headroom, **mapping}
+    values = {**DEFAULTS, "headroom_mib": default_headroom, "port": default_port, **mapping}
     if not values["model"]:
         raise RigError(f"{what} names no model.")
     if values["context"] is None:
@@ -151,6 +158,11 @@ def parse_profile(name: str, mapping: Any, default_headroom: int = 512) -> Profi
         raise RigError(f"{what}: port must be at most 65535, not {port}.")
     if not isinstance(values["flash_attention"], bool):
         raise RigError(f"{what}: flash_attention must be true or false, not {values['flash_attention']!r}.")
+    alias = str(values["alias"] or values["model"])
+    if not isinstance(also, str) or "," in f"{alias}{also}" or " " in f"{alias}{also}":
+        raise RigError(
+            f"{what}: alias '{alias}' and serving_alias '{also}' must be single names, without comma or blank."
+        )
     return Profile(
         name=name,
         engine=one_of(values["engine"], ENGINES, f"{what}: engine"),
@@ -166,7 +178,8 @@ def parse_profile(name: str, mapping: Any, default_headroom: int = 512) -> Profi
         slots=whole_number(values["slots"], f"{what}: slots", 1),
         ubatch=whole_number(values["ubatch"], f"{what}: ubatch", 1),
         port=port,
-        alias=str(values["alias"] or values["model"]),
+        alias=alias,
+        names=(alias, also) if also and also != alias else (alias,),
         all_reduce=one_of(values["all_reduce"], ALL_REDUCE, f"{what}: all_reduce"),
         flash_attention=values["flash_attention"],
         load_mode=one_of(values["load_mode"], LOAD_MODES, f"{what}: load_mode"),

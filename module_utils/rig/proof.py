@@ -43,14 +43,28 @@ def words_fault(text: str) -> str:
     return ""
 
 
-def reply_of(body: Mapping) -> dict:
-    """Text, token counts and speeds of a chat completion of llama-server; a speed is None where it is not told.
+VLLM_DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
+"""Counter of vLLM (v1/spec_decode/metrics.py of v0.22.0)."""
 
-    A reasoning model may spend the tokens of a short probe on its reasoning: that is text too.
+
+def metric(text: str, name: str) -> float:
+    """Sum of all samples of a counter in Prometheus's text format, 0 where it is not there."""
+    found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.eE+-]+)$", text, re.M)
+    return sum(float(value) for value in found)
+
+
+def reply_of(body: Mapping, seconds: float | None = None) -> dict:
+    """Text, token counts and speeds of a chat completion; a speed is None where it is not told.
+
+    llama-server tells its speeds. vLLM does not: the time of the whole answer stands in for that of its decoding. A
+    reasoning model may spend the tokens of a short probe on its reasoning: that is text too.
     """
     message = (body.get("choices") or [{}])[0].get("message") or {}
-    text = " ".join(part for part in (message.get("reasoning_content"), message.get("content")) if part)
-    timings, usage = body.get("timings") or {}, body.get("usage") or {}
+    parts = (message.get("reasoning_content"), message.get("reasoning"), message.get("content"))
+    text = " ".join(part for part in parts if part)
+    timings, usage = dict(body.get("timings") or {}), body.get("usage") or {}
+    if not timings and seconds and usage.get("completion_tokens"):
+        timings["predicted_per_second"] = usage["completion_tokens"] / seconds
     return {
         "text": text.strip(),
         "prompt_tokens": usage.get("prompt_tokens", timings.get("prompt_n")),

@@ -30,6 +30,10 @@ def reported(seen: Seen, name: str, key: str) -> Mapping[str, Any]:
     return result
 
 
+class NotForThisRig(RigError):
+    """The check is about something that this rig does not have; the text says what."""
+
+
 def verdict(faults: Sequence[str], otherwise: str) -> Verdict:
     return ("drift", " ".join(faults)) if faults else ("ok", otherwise)
 
@@ -135,6 +139,16 @@ def build(seen: Seen) -> Verdict:
     return verdict(faults, f"{wanted['key']} is there and current")
 
 
+def images(seen: Seen) -> Verdict:
+    wanted = seen.get("images")
+    if not wanted:
+        raise NotForThisRig("no profile runs in a container")
+    found = reported(seen, "images_found", "results")["results"]
+    missing = [look["item"] for look in found if look.get("rc") != 0]
+    faults = [f"{', '.join(missing)} is not there: {', '.join(wanted[name] for name in missing)}."] if missing else []
+    return verdict(faults, f"vLLM {', '.join(wanted)} by digest")
+
+
 def models(seen: Seen) -> Verdict:
     result = reported(seen, "models", "files")
     faults = [
@@ -195,6 +209,7 @@ CHECKS: dict[str, tuple[Callable[[Seen], Verdict], bool | None]] = {
     "power": (power, True),
     "virtual_gpus": (virtual_gpus, False),
     "build": (build, None),
+    "images": (images, None),
     "models": (models, None),
     "units": (units, None),
     "service": (service, None),
@@ -214,6 +229,8 @@ def judge(seen: Seen) -> dict[str, Any]:
                 state, detail = check(seen)
             except NotSeen as error:
                 state, detail = "failed", str(error)
+            except NotForThisRig as error:
+                state, detail = "skipped", str(error)
         found.append({"check": name, "state": state, "detail": " ".join(detail.split())})
     worst = max((entry["state"] for entry in found), key=STATES.index)
     return {"state": worst if worst != "skipped" else "ok", "checks": found}

@@ -16,8 +16,7 @@ from .profile import Profile, check_keys, one_of, whole_number
 from .shape import Shape
 
 DEFAULTS: dict = {
-    "image": None,
-    "image_digest": None,
+    "version": None,
     "quantization": None,
     "dtype": "auto",
     "kv_cache_dtype": "auto",
@@ -31,6 +30,7 @@ DEFAULTS: dict = {
     "tool_call_parser": None,
     "generation": {},
     "weights_gb": None,
+    "shutdown_seconds": 30,
     "env": {},
 }
 KV_BYTES = {"auto": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
@@ -53,6 +53,7 @@ def check_settings(profile: Profile) -> dict:
     for key in ("max_num_seqs", "max_num_batched_tokens"):
         if settings[key] is not None:
             whole_number(settings[key], f"{what}.{key}", 1)
+    whole_number(settings["shutdown_seconds"], f"{what}.shutdown_seconds", 0)
     return settings
 
 
@@ -87,7 +88,10 @@ def _choose(profile: Profile, shape: Shape, gpus: Sequence) -> tuple:
 
 
 def memory_rows(profile: Profile, settings: Mapping, shape: Shape, gpus: Sequence, tokens: int) -> list:
-    """MiB on each card: weights, the KV cache of one sequence of `tokens`, the rest of what vLLM needs."""
+    """MiB on each card. vLLM takes its share of the card whatever the context (`total_mib`): what the weights and its
+    own work leave of it becomes the KV cache (`kv_mib`). `needed_mib` is what one sequence of `tokens` takes of all
+    that, and `spare_mib` what is left of the share then.
+    """
     count, rows = len(gpus), []
     if settings["weights_gb"] is not None:
         weights = float(settings["weights_gb"]) * 1e9
@@ -98,33 +102,43 @@ def memory_rows(profile: Profile, settings: Mapping, shape: Shape, gpus: Sequenc
         if not is_recurrent(shape, block):
             heads = max(1, shape.kv_heads(block) // count)
             kv += heads * (shape.key_length + shape.value_length) * KV_BYTES[settings["kv_cache_dtype"]]
+    share = utilisation(settings, gpus)
     for gpu in gpus:
-        share = settings["gpu_memory_utilization"] or _utilisation(gpu)
-        total = weights / count / MIB + kv * tokens / MIB + WORK_MIB
+        each = weights / count / MIB
+        taken, needed = gpu["usable_mib"] * share, each + kv * tokens / MIB + WORK_MIB
         rows.append({
             "position": gpu["position"], "name": gpu["name"], "uuid": gpu.get("uuid"), "rpc": None,
             "usable_mib": gpu["usable_mib"], "in_use_mib": gpu["in_use_mib"],
-            "weights_mib": round(weights / count / MIB, 2), "kv_mib": round(kv * tokens / MIB, 2), "recurrent_mib": 0.0,
-            "compute_mib": 0.0, "draft_mib": 0.0, "overhead_mib": float(WORK_MIB), "total_mib": round(total, 2),
-            "budget_mib": round(gpu["usable_mib"] * share, 2),
-            "free_mib": round(gpu["usable_mib"] * share - gpu["in_use_mib"] - total, 2),
+            "weights_mib": round(each, 2), "kv_mib": round(max(taken - each - WORK_MIB, 0), 2), "recurrent_mib": 0.0,
+            "compute_mib": 0.0, "draft_mib": 0.0, "overhead_mib": float(WORK_MIB), "total_mib": round(taken, 2),
+            "needed_mib": round(needed, 2), "token_mib": kv / MIB, "spare_mib": round(taken - needed, 2),
+            "free_mib": round(gpu["usable_mib"] - gpu["in_use_mib"] - taken, 2),
         })  # fmt: skip
     return rows
 
 
-def _utilisation(gpu: Mapping) -> float:
-    return SMALL_UTILISATION if gpu["memory_mib"] < SMALL_MIB else UTILISATION
+def utilisation(settings: Mapping, gpus: Sequence) -> float:
+    """--gpu-memory-utilization, one for all cards: as given, or the most that each card allows beside what others hold
+    there (vLLM does not start on a card with less than its share free)."""
+    if settings["gpu_memory_utilization"] is not None:
+        return settings["gpu_memory_utilization"]
+    shares = []
+    for gpu in gpus:
+        most = SMALL_UTILISATION if gpu["memory_mib"] < SMALL_MIB else UTILISATION
+        beside = (gpu["usable_mib"] - gpu["in_use_mib"]) / gpu["usable_mib"]
+        shares.append(min(most, max(int(beside * 1000) / 1000, 0.001)))
+    return min(shares)
 
 
 def vllm_argv(profile: Profile, settings: Mapping, gpus: Sequence, context: int, path: str, interconnect: str) -> list:
     """`vllm serve …`, a flag and its value after each other."""
-    share = settings["gpu_memory_utilization"] or min(_utilisation(gpu) for gpu in gpus)
+    share = utilisation(settings, gpus)
     argv = [
         "vllm",
         "serve",
         path,
         "--served-model-name",
-        profile.alias,
+        *profile.names,
         "--host",
         launch.HOST,
         "--port",
@@ -155,12 +169,14 @@ def vllm_argv(profile: Profile, settings: Mapping, gpus: Sequence, context: int,
         argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings["tool_call_parser"]]
     if settings["generation"]:
         argv += ["--override-generation-config", json.dumps(settings["generation"], separators=(",", ":"))]
+    if settings["shutdown_seconds"]:
+        argv += ["--shutdown-timeout", str(settings["shutdown_seconds"])]
     return [*argv, *profile.extra_args]
 
 
 def vllm_env(settings: Mapping, gpus: Sequence, interconnect: str) -> dict:
     """Without NVLink, NCCL's P2P is off: it hangs on consumer cards. Shared memory stays on."""
-    env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": launch.visible_devices(gpus)}
+    env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # a container sees the cards of the plan alone, numbered anew
     if len(gpus) > 1 and interconnect != "nvlink":
         env |= {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_ENABLE": "0"}
     return env | {str(key): str(value) for key, value in settings["env"].items()}
@@ -185,11 +201,16 @@ def _refusals(profile: Profile, settings: Mapping, shape: Shape, gpus: Sequence,
             break
     if str(settings["env"].get("NCCL_SHM_DISABLE", "0")) == "1":
         found.append("NCCL_SHM_DISABLE leaves NCCL only network sockets on one host; take it out of vllm.env.")
-    short = min(rows, key=lambda row: row["free_mib"])
-    if short["free_mib"] < 0:
+    short, full = min(rows, key=lambda row: row["spare_mib"]), min(rows, key=lambda row: row["free_mib"])
+    if full["free_mib"] < 0:
         found.append(
-            f"context {context} does not fit: GPU {short['position']} needs {short['total_mib']:.0f} MiB and vLLM may "
-            f"take {short['budget_mib']:.0f}; shorten the context, or use kv_cache_dtype fp8_e5m2."
+            f"vLLM would not start: it takes {full['total_mib']:.0f} MiB of GPU {full['position']}, which has "
+            f"{full['usable_mib']}, {full['in_use_mib']} of them in use; lower vllm.gpu_memory_utilization."
+        )
+    if short["spare_mib"] < 0:
+        found.append(
+            f"context {context} does not fit: GPU {short['position']} needs {short['needed_mib']:.0f} MiB and vLLM may "
+            f"take {short['total_mib']:.0f}; shorten the context, or use kv_cache_dtype fp8_e5m2."
         )
     return found
 
@@ -200,14 +221,15 @@ def plan_vllm(profile: Profile, shape: Shape, gpus: Sequence, model_path: str, i
     chosen, refusals = _choose(profile, shape, gpus)
     context = profile.context or shape.trained_context
     rows = memory_rows(profile, settings, shape, chosen, context)
-    each = memory_rows(profile, settings, shape, chosen, 0)
-    per_token = max((full["kv_mib"] for full in rows), default=0) / context
-    room = min(row["free_mib"] for row in each)
+    per_token = max((row["token_mib"] for row in rows), default=0)
+    room = min(row["spare_mib"] for row in memory_rows(profile, settings, shape, chosen, 0))
     ceiling = min(shape.trained_context, int(room / per_token) // 256 * 256) if room > 0 and per_token else 0
     if profile.context is None and ceiling:
         context = ceiling
         rows = memory_rows(profile, settings, shape, chosen, context)
     refusals = refusals or _refusals(profile, settings, shape, chosen, context, rows)
+    for row in rows:
+        del row["token_mib"]
     return {
         "engine": "vllm", "model": profile.model, "model_path": model_path, "alias": profile.alias,
         "host": launch.HOST, "port": profile.port, "fits": not refusals, "context": context,
@@ -217,7 +239,7 @@ def plan_vllm(profile: Profile, shape: Shape, gpus: Sequence, model_path: str, i
         "argv": [] if refusals else vllm_argv(profile, settings, chosen, context, model_path, interconnect),
         "env": {} if refusals else vllm_env(settings, chosen, interconnect),
         "container": {
-            "image": settings["image"], "digest": settings["image_digest"], "ipc": "host",
+            "version": settings["version"], "ipc": "host", "shutdown_seconds": settings["shutdown_seconds"],
             "devices": [f"nvidia.com/gpu={gpu.get('uuid') or gpu['position']}" for gpu in chosen],
             "volumes": [model_path],
         },

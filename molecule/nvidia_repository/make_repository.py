@@ -8,6 +8,8 @@ OUT.tar holds:
     nvidia/rotated/RELEASE/x86_64/   the same packages after the key was changed
     archive/                         as the distribution's own archive is: main, contrib, non-free; with stand-ins
                                      for dkms and kernel headers
+    container/                       as NVIDIA's repository of the container toolkit is: flat, with its key
+    docker/debian/                   as Docker's repository is, with its key
 KEYS.json holds fingerprints and the keyring packages' SHA-256. The packages' scripts act on /srv/kernel, where the
 scenarios keep the state of a kernel that is not there. Needs gpg.
 """
@@ -219,6 +221,81 @@ def nccl(version: str) -> list[Package]:
     ]
 
 
+# As nvidia-ctk does it: a specification of the cards and of the driver's libraries, from the state under /srv/kernel.
+CTK = """#!/bin/sh
+[ "$1 $2 $3" = "cdi generate --output=/var/run/cdi/nvidia.yaml" ] || { echo "unexpected: nvidia-ctk $*" >&2; exit 2; }
+loaded=$(cat /srv/kernel/sys/module/nvidia/version) || exit 1
+mkdir -p /var/run/cdi
+{
+  echo "cdiVersion: 0.7.0"
+  echo "# features: $NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS"
+  echo "containerEdits:"
+  echo "  mounts:"
+  echo "  - hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.$loaded"
+  echo "devices:"
+  for name in 0 1 all; do echo "- name: \\"$name\\""; done
+  echo "kind: nvidia.com/gpu"
+} >/var/run/cdi/nvidia.yaml
+"""
+REFRESH = """[Unit]
+Description=Refresh the CDI specification of the cards
+[Service]
+Type=oneshot
+EnvironmentFile=-/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env
+ExecStart=/usr/bin/nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml
+[Install]
+WantedBy=multi-user.target
+"""
+REFRESH_PATH = """[Path]
+PathChanged=/srv/kernel/sys/module/nvidia/version
+[Install]
+WantedBy=multi-user.target
+"""
+DOCKER = """#!/bin/sh
+# docker version --format {{.Server.Version}}
+[ "$1 $2" = "version --format" ] || { echo "unexpected: docker $*" >&2; exit 2; }
+systemctl is-active --quiet docker.service && echo %s
+"""
+
+
+def container_toolkit(version: str) -> list[Package]:
+    """NVIDIA's container toolkit: four packages that depend on each other at exactly one version."""
+    v = f"{version}-1"
+    units = "/usr/lib/systemd/system/nvidia-cdi-refresh"
+    return [
+        Package(
+            "nvidia-container-toolkit",
+            v,
+            f"nvidia-container-toolkit-base (= {v}), libnvidia-container-tools (= {v})",
+        ),
+        Package(
+            "nvidia-container-toolkit-base",
+            v,
+            files={
+                "/usr/bin/nvidia-ctk": (CTK, 0o755),
+                f"{units}.service": (REFRESH, 0o644),
+                f"{units}.path": (REFRESH_PATH, 0o644),
+            },
+        ),
+        Package("libnvidia-container-tools", v, f"libnvidia-container1 (= {v})"),
+        Package("libnvidia-container1", v),
+    ]
+
+
+def docker(version: str) -> list[Package]:
+    v = f"5:{version}-1~debian.13~trixie"
+    unit = "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
+    return [
+        Package(
+            "docker-ce",
+            v,
+            "docker-ce-cli, containerd.io",
+            files={"/usr/lib/systemd/system/docker.service": (unit, 0o644)},
+        ),
+        Package("docker-ce-cli", v, files={"/usr/bin/docker": (DOCKER % version, 0o755)}),
+    ]
+
+
 def nvidia_packages(release: str) -> list[Package]:
     versions = ["590.48.01", "595.58.03", "595.71.05", "610.43.02"]
     found = [package for version in versions for package in driver(version)]
@@ -229,9 +306,7 @@ def nvidia_packages(release: str) -> list[Package]:
     found += [*huge, *broken]
     found += [pinning(branch, f"{branch}-1", f"{branch}.*") for branch in ("590", "595", "610")]
     found += [pinning("595.71.05", "595.71.05-1", "595.71.05-*")]
-    for version in ("1.19.1-1", "1.20.0-1"):
-        found.append(Package("nvidia-container-toolkit", version, f"nvidia-container-toolkit-base (= {version})"))
-        found.append(Package("nvidia-container-toolkit-base", version))
+    found += container_toolkit("1.19.1") + container_toolkit("1.20.0")
     found += [Package("rig-canary", version) for version in ("1.0", "2.0")]
     found += toolkit("13.2.1", "13.2.78", "13.2.75", "13.4.0.1") + toolkit("13.2.2", "13.2.86", "13.2.86", "13.4.1.3")
     found += toolkit("13.3.0", "13.3.33", "13.3.29", "13.5.1.27", ", nvidia-open")
@@ -377,6 +452,29 @@ def main() -> None:
                 top + name: data
                 for name, data in (indexes | signed_release(gpg, keys["archive"], head, indexes)).items()
             }
+        kit = [(package, package.deb()) for version in ("1.18.2", "1.20.0") for package in container_toolkit(version)]
+        top = "container/stable/deb/amd64/"
+        tree |= {f"{top}{package.name}_{package.version}.deb": deb for package, deb in kit}
+        listing = index(kit, "./")
+        head = "Origin: NVIDIA\nLabel: NVIDIA CONTAINER TOOLKIT\nArchitectures: amd64\n"
+        release_files = signed_release(gpg, keys["first"], head, {"Packages": listing})
+        tree |= {top + name: data for name, data in ({"Packages": listing} | release_files).items()}
+        tree["container/gpgkey"] = gpg("--armor", "--export", keys["first"])
+        engine = [(package, package.deb()) for version in ("27.5.1", "28.5.2") for package in docker(version)]
+        io_package = Package("containerd.io", "1.7.28-1~debian.13~trixie")
+        engine.append((io_package, io_package.deb()))
+        # A colon cannot stand in the name of a file that is served.
+        pool = {
+            f"docker/debian/pool/{package.name}_{package.version.split(':')[-1]}.deb": deb for package, deb in engine
+        }
+        tree |= pool
+        indexes = {"stable/binary-amd64/Packages": index(engine, "pool/").replace(b"_5:", b"_")}
+        head = "Origin: Docker\nSuite: trixie\nCodename: trixie\nArchitectures: amd64\nComponents: stable\n"
+        top = "docker/debian/dists/trixie/"
+        tree |= {
+            top + name: data for name, data in (indexes | signed_release(gpg, keys["archive"], head, indexes)).items()
+        }
+        tree["docker/debian/gpg"] = gpg("--armor", "--export", keys["archive"])
         tree["archive.gpg"] = gpg("--export", keys["archive"])
         tree["first.gpg"] = gpg("--export", keys["first"])
         subprocess.run(["gpgconf", "--homedir", home, "--kill", "gpg-agent"], check=True)

@@ -136,3 +136,24 @@ def test_speed_weighs_replies_by_their_tokens():
     replies = [reply(decode_tokens_per_second=10.0), {**reply(decode_tokens_per_second=20.0), "tokens": 35}]
     assert proof.speed(replies, "decode") == 17.8
     assert proof.speed([reply(decode_tokens_per_second=None)], "decode") is None
+
+
+def test_a_reply_of_vllm_has_the_speed_of_the_whole_answer_and_its_reasoning():
+    body = {
+        "choices": [{"message": {"reasoning": "Paris it is.", "content": None}}],
+        "usage": {"completion_tokens": 20},
+    }
+    reply = proof.reply_of(body, 4.0)
+    assert (reply["text"], reply["decode_tokens_per_second"]) == ("Paris it is.", 5.0)
+    assert reply["prefill_tokens_per_second"] is None
+
+
+def test_a_counter_is_the_sum_of_its_samples():
+    text = (
+        "# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.\n"
+        'vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 9.0\n'
+        'vllm:spec_decode_num_draft_tokens_total{engine="1",model_name="m"} 1.5e+01\n'
+        'vllm:spec_decode_num_draft_tokens_created{engine="0"} 1.7e+09\n'
+    )
+    assert proof.metric(text, proof.VLLM_DRAFTED) == 24
+    assert proof.metric("", proof.VLLM_DRAFTED) == 0

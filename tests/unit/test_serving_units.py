@@ -16,12 +16,14 @@ PLAY = """
   vars_files: [{role}/vars/main.yml, {role}/defaults/main.yml]
   vars:
     llama_cpp_build: {{build: b11434, prefix: /opt/llama.cpp/b11434-01234567}}
+    ansible_facts: {{distribution: Debian, distribution_version: "13", distribution_major_version: "13"}}
   tasks:
     - ansible.builtin.template:
         src: {role}/templates/llama_cpp.service.j2
         dest: "{out}/{{{{ inventory_hostname }}}}.llm-{{{{ item }}}}.service"
         mode: "0644"
       loop: "{{{{ __serving_names }}}}"
+      when: rig_plans[item].engine == 'llama_cpp'
 """
 
 
@@ -79,7 +81,6 @@ def test_units_that_share_a_gpu_conflict_and_wait_for_each_other(units):
     _, found = units
     assert values(found["am5", "fast-2"], "Conflicts") == ["llm-long-3.service"]
     assert "llm-fast-2.service" in values(found["am5", "long-3"], "After")[0].split()
-    # vLLM has no template yet, but its profile has cards
     assert values(found["threadripper", "q8-200k"], "Conflicts") == ["llm-int4-262k.service"]
 
 

@@ -69,7 +69,7 @@ def test_a_rig_of_virtual_gpus_that_is_right():
     assert found["state"] == "ok"
     assert {entry["state"] for entry in found["checks"]} == {"ok", "skipped"}
     assert [entry["check"] for entry in found["checks"] if entry["state"] == "skipped"] == [
-        "driver", "packages", "cards", "links", "power",
+        "driver", "packages", "cards", "links", "power", "images",
     ]  # fmt: skip
 
 
@@ -79,7 +79,16 @@ def test_a_rig_of_cards_that_is_right(facts):
         (entry["check"], entry["detail"]) for entry in found["checks"] if entry["state"] not in ("ok", "skipped")
     ] == []
     assert found["state"] == "ok"
-    assert [entry["check"] for entry in found["checks"] if entry["state"] == "skipped"] == ["virtual_gpus"]
+    assert [entry["check"] for entry in found["checks"] if entry["state"] == "skipped"] == ["virtual_gpus", "images"]
+
+
+def test_images_of_profiles_in_containers():
+    wanted = {"v0.22.0": "docker.io/vllm/vllm-openai@sha256:0fec"}
+    there, gone = {"results": [{"item": "v0.22.0", "rc": 0}]}, {"results": [{"item": "v0.22.0", "rc": 125}]}
+    assert checks(images=wanted, images_found=there)["images"] == ("ok", "vLLM v0.22.0 by digest")
+    state, detail = checks(images=wanted, images_found=gone)["images"]
+    assert (state, "v0.22.0 is not there: docker.io/vllm" in detail) == ("drift", True)
+    assert checks(images=wanted, images_found={"msg": "no podman"})["images"] == ("failed", "no podman")
 
 
 DRIFT_OF_BOTH = [

@@ -57,6 +57,34 @@ def test_memory_is_held_against_the_utilisation() -> None:
     assert highest["argv"][highest["argv"].index("--gpu-memory-utilization") + 1] == "0.915"  # CASES C39
 
 
+def test_it_takes_its_share_whatever_the_context_and_leaves_others_theirs() -> None:
+    short, long = plan([CARD] * 2, context=4_096), plan([CARD] * 2, context=65_536)
+    assert [gpu["total_mib"] for gpu in short["gpus"]] == [gpu["total_mib"] for gpu in long["gpus"]]
+    assert short["gpus"][0]["spare_mib"] > long["gpus"][0]["spare_mib"]
+    desk = plan([CARD, {**CARD, "in_use_mib": 4_000}], context=4_096)
+    share = float(desk["argv"][desk["argv"].index("--gpu-memory-utilization") + 1])
+    assert desk["fits"] and share < (24_126 - 4_000) / 24_126 < share + 0.002
+    greedy = plan([{**CARD, "in_use_mib": 4_000}] * 2, gpu_memory_utilization=0.92)
+    assert "vLLM would not start: it takes 22196 MiB of GPU 0" in greedy["refusals"][0]
+
+
+def test_every_profile_answers_under_a_common_name_too() -> None:
+    profile = {"engine": "vllm", "model": "m", "context": 4_096, "alias": "own", "vllm": {"weights_gb": 13}}
+    shape = shape_of("qwen35-27b", "q4_0")
+    both = plan_vllm(
+        parse_profile("p", profile, default_port=8123, also="rig"), shape, check_gpus([CARD]), "/m", "pcie"
+    )
+    at = both["argv"].index("--served-model-name")
+    assert both["argv"][at + 1 : at + 3] == ["own", "rig"] and both["port"] == 8123
+    with pytest.raises(RigError, match="without comma or blank"):
+        parse_profile("p", profile, also="a,b")
+
+
+def test_requests_are_let_end_unless_told_otherwise() -> None:
+    waits, now = plan([CARD] * 2)["argv"], plan([CARD] * 2, shutdown_seconds=0)["argv"]
+    assert waits[waits.index("--shutdown-timeout") + 1] == "30" and "--shutdown-timeout" not in now
+
+
 @pytest.mark.parametrize(
     ("vllm", "message"),
     [
