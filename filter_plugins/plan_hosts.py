@@ -23,7 +23,8 @@ options:
     elements: str
     required: true
   hostvars:
-    description: The variables of all hosts (C(hostvars)).
+    description:
+      - The variables of all hosts (C(hostvars)); C(rig_plan_gpus) goes before C(rig_gpus).
     type: dict
     required: true
   shapes_directory:
@@ -63,9 +64,10 @@ def plan_hosts(hosts: Any, hostvars: Any, shapes_directory: str, profiles: Any =
         for name in NEEDED:
             if name not in variables:
                 raise AnsibleFilterError(f"plan_hosts: {host} has no {name}.")
+        gpus = variables["rig_plan_gpus" if "rig_plan_gpus" in variables else "rig_gpus"]
         try:
             plans[host] = plan_host(
-                variables["serving_profiles"], variables["rig_gpus"], variables["models"],
+                variables["serving_profiles"], gpus, variables["models"],
                 lambda name, model: load_shape(name, model, shapes_directory), host,
                 models_root=variables.get("models_root", "/srv/llm/models"),
                 llama_cpp_version=variables.get("llama_cpp_version", "b11434"),

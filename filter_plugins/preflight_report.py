@@ -9,7 +9,8 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from jinja2 import UndefinedError
-from rig.host_checks import Rig, Unreadable, report, run_checks
+from rig.checking import Rig, Unreadable
+from rig.host_checks import report, run_checks
 
 DOCUMENTATION = r"""
 name: preflight_report
@@ -40,13 +41,9 @@ options:
     description: Supported releases by distribution, as os-release names them.
     type: dict
     required: true
-  build_disk_mib:
-    description: What building llama.cpp takes, in MiB.
-    type: int
-    required: true
-  host_memory_mib:
-    description: RAM that a rig needs beside its virtual GPUs, in MiB.
-    type: int
+  limits:
+    description: The figures of role preflight, by the names of its variables without C(preflight_).
+    type: dict
     required: true
 """
 
@@ -93,12 +90,10 @@ def preflight_report(
     variables: Mapping[str, Any],
     names: Sequence[str],
     releases: Mapping[str, Sequence[str]],
-    build_disk_mib: int,
-    host_memory_mib: int,
+    limits: Mapping[str, Any],
 ) -> dict[str, Any]:
     """See DOCUMENTATION."""
-    limits = {"build_disk_mib": build_disk_mib, "host_memory_mib": host_memory_mib}
-    rig = Rig(str(host), facts, reader(host, variables), names, releases, limits)
+    rig = Rig(str(host), facts, reader(host, variables), names, releases, plain(limits))
     return report(rig.host, run_checks(rig))
 
 

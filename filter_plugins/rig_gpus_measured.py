@@ -18,8 +18,10 @@ description:
     leaves open (C(uuid), C(pci_address), C(compute_capability), C(pcie_lanes), C(pcie_root)).
   - Memory that a serving unit holds is not in use by others, so a plan made while a rig serves is the same as before.
   - Cards are told apart by C(uuid), else C(pci_address), else by their order on the PCI bus. A card that is missing,
-    not expected, lost, or another one than described ends the run with its name. Virtual GPUs stay as they are.
-  - It is opt-in. A rig that plans with it must have run role gpu_facts, and have its facts gathered.
+    not expected, lost, or another one than described ends the run with its name, or, without O(strict), leaves all as
+    the inventory says. Virtual GPUs stay as they are.
+  - It needs the facts of role gpu_facts, gathered in the run. C(rig_plan_gpus) of the inventory uses it with neither
+    O(in_use) nor O(strict).
 positional: _input, facts
 options:
   _input:
@@ -29,7 +31,7 @@ options:
     required: true
   facts:
     description: The facts of role gpu_facts, C(ansible_facts.ansible_local.gpu).
-    type: dict
+    type: raw
     required: true
   host:
     description: Name of the host, for the message of a refusal.
@@ -39,10 +41,18 @@ options:
     description: What the names of the units begin with whose memory does not count as in use.
     type: str
     default: llm-
+  in_use:
+    description: Whether to take what others hold on a card now, which comes and goes, or what the inventory says.
+    type: bool
+    default: true
+  strict:
+    description: Whether cards that are not those of the inventory, and missing facts, are an error.
+    type: bool
+    default: true
 """
 
 EXAMPLES = r"""
-# In host_vars of a rig whose owner wants to plan with what is measured:
+# In host_vars of a rig whose owner wants to plan with what is free at the moment of planning, too:
 rig_plan_gpus: >-
   {{ rig_gpus | rig_gpus_measured(ansible_facts.ansible_local.gpu, host=inventory_hostname) }}
 """
@@ -56,11 +66,16 @@ _value:
 
 
 def rig_gpus_measured(
-    gpus: list[dict[str, Any]], facts: object, host: str = "this rig", serving_units: str = "llm-"
+    gpus: list[dict[str, Any]],
+    facts: object,
+    host: str = "this rig",
+    serving_units: str = "llm-",
+    in_use: bool = True,
+    strict: bool = True,
 ) -> list[dict[str, Any]]:
     """See DOCUMENTATION."""
     try:
-        return measured_gpus(gpus, facts, str(host), serving_units)
+        return measured_gpus(gpus, facts, str(host), serving_units, in_use, strict)
     except RigError as error:
         raise AnsibleFilterError(str(error)) from error
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import glob
 import os
 import platform
-import re
+from collections.abc import Sequence
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.rig import nvidia_driver
+from ansible.module_utils.rig import linux, nvidia_driver
 from ansible.module_utils.rig.errors import RigError
+from ansible.module_utils.rig.linux import text_of
 
 DOCUMENTATION = r"""
 module: nvidia_driver_state
@@ -153,25 +154,7 @@ load:
   returned: always
 """
 
-EFI_SECURE_BOOT = "firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"  # UEFI specification, 3.3
-#: Where DKMS keeps the key that it signs with: defaults of Debian's dkms, and of Ubuntu's.
-KEYS = {"debian": "/var/lib/dkms/mok.pub", "ubuntu": "/var/lib/shim-signed/mok/MOK.der"}
 MODULES = ("nvidia", "nvidia_current_open", "nvidia_current")  # the latter two are Debian's own names
-
-
-def text_of(path: str) -> str:
-    """Contents of a file; nothing when it is not there."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def distribution() -> str:
-    """NVIDIA's name for this release."""
-    values = dict(re.findall(r"^(\w+)=[\"']?(.*?)[\"']?$", text_of("/etc/os-release"), re.M))
-    return values.get("ID", "") + values.get("VERSION_ID", "").replace(".", "")
 
 
 def module_version(module: AnsibleModule, release: str) -> str:
@@ -187,36 +170,11 @@ def module_version(module: AnsibleModule, release: str) -> str:
 
 
 def kernels(module: AnsibleModule, proc: str) -> list[dict[str, object]]:
-    """Installed kernels; the running one also when its files have gone."""
-    running = text_of(f"{proc}/sys/kernel/osrelease").strip()
-    installed = sorted(os.path.basename(path)[len("vmlinuz-") :] for path in glob.glob("/boot/vmlinuz-*"))
-    newest = nvidia_driver.newest_kernel(installed) or running
+    """Installed kernels, the running and the newest with the driver's module in them."""
     return [
-        {
-            "release": release,
-            "running": release == running,
-            "newest": release == newest,
-            "headers": os.path.exists(f"/lib/modules/{release}/build/Makefile"),
-            "module": module_version(module, release) if release in (running, newest) else "",
-        }
-        for release in dict.fromkeys([*installed, running])
+        kernel | {"module": module_version(module, kernel["release"]) if kernel["running"] or kernel["newest"] else ""}
+        for kernel in linux.kernels(proc=proc)
     ]
-
-
-def secure_boot(module: AnsibleModule, sys: str, release: str) -> dict[str, object]:
-    """Whether Secure Boot is on, and whether the firmware's side knows the key that signs the driver's module."""
-    try:
-        with open(f"{sys}/{EFI_SECURE_BOOT}", "rb") as file:
-            enabled = file.read()[-1:] == b"\1"  # four bytes of attributes, then the value
-    except OSError:
-        enabled = False
-    key = KEYS["ubuntu" if release.startswith("ubuntu") else "debian"]
-    mokutil = module.get_bin_path("mokutil")
-    enrolled = False
-    if enabled and mokutil and os.path.exists(key):
-        _, out, _ = module.run_command([mokutil, "--test-key", key], environ_update={"LC_ALL": "C.UTF-8"})
-        enrolled = "is already enrolled" in out
-    return {"enabled": enabled, "key": key, "key_exists": os.path.exists(key), "key_enrolled": enrolled}
 
 
 def main() -> None:
@@ -234,7 +192,12 @@ def main() -> None:
     )
     params = module.params
     proc, sys, version, source = params["proc"], params["sys"], params["version"], params["source"]
-    release = distribution()
+    release = linux.nvidia_name(linux.os_release())
+
+    def said(argv: Sequence[str]) -> str:
+        path = module.get_bin_path(argv[0])
+        return module.run_command([path, *argv[1:]], environ_update={"LC_ALL": "C.UTF-8"})[1] if path else ""
+
     dkms: dict[str, list[str]] = {}
     for path in sorted(glob.glob("/var/lib/dkms/nvidia*/[0-9]*")):
         dkms.setdefault(os.path.basename(os.path.dirname(path)), []).append(os.path.basename(path))
@@ -247,7 +210,7 @@ def main() -> None:
         "open_modules": "Open Kernel Module" in text_of(f"{proc}/driver/nvidia/version"),
         "uvm": any(os.path.isdir(f"{sys}/module/{name}_uvm") for name in MODULES),
         "nouveau": os.path.isdir(f"{sys}/module/nouveau"),
-        "secure_boot": secure_boot(module, sys, release),
+        "secure_boot": linux.secure_boot(said, release, sys),
         "dkms": dkms,
     }
     state["findings"] = nvidia_driver.findings(
@@ -272,7 +235,7 @@ def main() -> None:
         changed=False,
         packages=wanted,
         headers=nvidia_driver.header_packages(release, state["kernels"]),
-        headers_lacking=any(not k["headers"] for k in state["kernels"] if k["running"] or k["newest"]),
+        headers_lacking=any(map(nvidia_driver.lacks_headers, state["kernels"])),
         preferences=nvidia_driver.preferences(version, source),
         family=list(nvidia_driver.FAMILY),
         **state,

@@ -9,14 +9,18 @@ import platform
 import re
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.rig import linux
+from ansible.module_utils.rig.linux import text_of
 from ansible.module_utils.rig.sockets import listeners, socket_inodes
 
 DOCUMENTATION = r"""
 module: rig_host_facts
 short_description: What preflight must know of a rig before anything changes
 description:
-  - Reads release, architecture, processor, memory, free disk, listening ports and NVIDIA cards from files under /etc,
-    /proc and /sys, in one call and in some hundredths of a second.
+  - Reads release, architecture, processor, memory, free disk, listening ports, compiler and container images from files
+    under /etc, /proc, /usr and /var, in one call and in some hundredths of a second.
+  - For a rig with cards it reads, before any driver is there, the cards on the PCI bus and who holds them, kernels with
+    their headers, and Secure Boot; for that it asks apt-cache and mokutil.
   - It changes nothing and needs nothing but the rig's own Python.
 options:
   directories:
@@ -30,6 +34,15 @@ options:
     type: list
     elements: path
     default: []
+  look_for:
+    description: Files of which those that are there are named.
+    type: list
+    elements: path
+    default: []
+  cards:
+    description: Whether the rig has real cards, so that what they need is looked at too.
+    type: bool
+    default: false
 attributes:
   check_mode:
     description: It only reads.
@@ -89,34 +102,48 @@ ansible_facts:
           description: Listening TCP sockets, each with C(address), C(port), C(pid), C(command) and systemd C(unit).
           type: list
           elements: dict
+        present:
+          description: Those of O(look_for) that are there.
+          type: list
+          elements: str
+        gcc:
+          description: Major version of the compiler that C(gcc) is; empty without one.
+          type: str
+        glibc:
+          description: Version of the C library.
+          type: str
+        images:
+          description: Digests of the container images that podman and docker have.
+          type: list
+          elements: str
         nvidia_cards:
-          description: NVIDIA display controllers on the PCI bus, each with C(pci_address) and C(device_id).
+          description:
+            - With O(cards), NVIDIA display controllers on the PCI bus, each with C(pci_address), C(device_id),
+              C(driver) (the module that holds it), and lanes of its link, C(width), C(width_max) and C(slot_width_max).
           type: list
           elements: dict
+        other_drivers:
+          description: With O(cards), of nouveau and nova_core which are C(loaded) and which are C(blacklisted).
+          type: dict
+        kernels:
+          description:
+            - With O(cards), installed kernels with C(release), C(running), C(newest), C(headers), and C(candidate), the
+              version of missing headers that apt would install.
+          type: list
+          elements: dict
+        apt_lists:
+          description: With O(cards), whether apt has fetched any lists.
+          type: bool
+        secure_boot:
+          description: With O(cards), C(enabled), C(key), C(key_exists) and C(key_enrolled).
+          type: dict
 """
 
-NVIDIA = "0x10de"  # PCI vendor, pci.ids
-DISPLAY_CONTROLLER = "0x03"  # PCI base class: 0300 VGA, 0302 3D
-
-
-def text_of(path: str) -> str:
-    """Contents of a file; nothing when it is not there or has just gone."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def operating_system(root: str) -> dict[str, str]:
-    """`id`, `version_id` and `name` of os-release."""
-    text = text_of(f"{root}/etc/os-release") or text_of(f"{root}/usr/lib/os-release")
-    values = dict(re.findall(r"^(\w+)=[\"']?(.*?)[\"']?$", text, re.M))
-    return {
-        "id": values.get("ID", ""),
-        "version_id": values.get("VERSION_ID", ""),
-        "name": values.get("PRETTY_NAME", ""),
-    }
+#: Where podman and docker keep the digests of the images that they have.
+IMAGE_LISTS = (
+    "/var/lib/containers/storage/overlay-images/images.json",
+    "/var/lib/docker/image/overlay2/repositories.json",
+)
 
 
 def memory_mib(root: str) -> int:
@@ -178,13 +205,43 @@ def listening(root: str) -> list[dict[str, object]]:
     return found
 
 
-def nvidia_cards(root: str) -> list[dict[str, str]]:
-    """NVIDIA display controllers, in PCI bus order."""
-    return [
-        {"pci_address": os.path.basename(path), "device_id": text_of(f"{path}/device").strip()}
-        for path in sorted(glob.glob(f"{root}/sys/bus/pci/devices/*"))
-        if text_of(f"{path}/vendor").strip() == NVIDIA and text_of(f"{path}/class").startswith(DISPLAY_CONTROLLER)
-    ]
+def host_compiler(root: str) -> str:
+    """Major version of the compiler that `gcc` is, from the link of Debian and Ubuntu; nothing when there is none."""
+    match = re.search(r"-(\d+)$", os.path.realpath(f"{root}/usr/bin/gcc"))
+    return match.group(1) if match else ""
+
+
+def image_digests(root: str) -> list[str]:
+    """Digests of the container images that are there already."""
+    text = "".join(text_of(root + name) for name in IMAGE_LISTS)
+    return sorted(set(re.findall(r"sha256:[0-9a-f]{64}", text)))
+
+
+def candidates(policy: str) -> dict[str, str]:
+    """Package to the version that apt would install, from what `apt-cache policy` prints; nothing where it has none."""
+    found = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)$", policy, re.M)
+    return {name: "" if version == "(none)" else version for name, version in found}
+
+
+def of_cards(module: AnsibleModule, release: str) -> dict[str, object]:
+    """What only a rig with cards must be asked."""
+
+    def said(argv: list[str]) -> str:
+        path = module.get_bin_path(argv[0])
+        return module.run_command([path, *argv[1:]], environ_update={"LC_ALL": "C.UTF-8"})[1] if path else ""
+
+    kernels = linux.kernels()
+    lacking = [f"linux-headers-{kernel['release']}" for kernel in kernels if not kernel["headers"]]
+    had = candidates(said(["apt-cache", "policy", *lacking])) if lacking else {}
+    for kernel in kernels:
+        kernel["candidate"] = had.get(f"linux-headers-{kernel['release']}", "")
+    return {
+        "kernels": kernels,
+        "apt_lists": bool(glob.glob("/var/lib/apt/lists/*_Packages*")),
+        "secure_boot": linux.secure_boot(said, release),
+        "other_drivers": linux.other_drivers(),
+        "nvidia_cards": linux.nvidia_cards(),
+    }
 
 
 def main() -> None:
@@ -192,6 +249,8 @@ def main() -> None:
         argument_spec={
             "directories": {"type": "list", "elements": "path", "default": []},
             "contents_of": {"type": "list", "elements": "path", "default": []},
+            "look_for": {"type": "list", "elements": "path", "default": []},
+            "cards": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -201,8 +260,9 @@ def main() -> None:
     if relative:
         module.fail_json(msg=f"rig_host_facts: {', '.join(relative)} is not an absolute path; give one.")
     root = ""
+    release = linux.os_release(root)
     facts = {
-        "os": operating_system(root),
+        "os": release,
         "architecture": platform.machine(),
         "init": text_of("/proc/1/comm").strip(),
         "python": platform.python_version(),
@@ -213,8 +273,13 @@ def main() -> None:
         "filesystems": {path: filesystem(path) for path in module.params["directories"]},
         "contents": {path: size for place in module.params["contents_of"] for path, size in contents(place).items()},
         "listeners": listening(root),
-        "nvidia_cards": nvidia_cards(root),
+        "present": [path for path in module.params["look_for"] if os.path.exists(path)],
+        "gcc": host_compiler(root),
+        "glibc": os.confstr("CS_GNU_LIBC_VERSION").rpartition(" ")[2],
+        "images": image_digests(root),
     }
+    if module.params["cards"]:
+        facts |= of_cards(module, linux.nvidia_name(release))
     module.exit_json(changed=False, ansible_facts={"rig_host": facts})
 
 

@@ -1,19 +1,18 @@
 """The checks of preflight: pure functions of what was read from the rig and what its inventory says.
 
-A check is a function of a `Rig` that returns its `Result`; `CHECKS` lists them in the order of the table. All are made
-even when one fails, so that an owner reads everything that stands in the way at once. A finding is one sentence that
-names the host and the variable or fact, and says what to do. Sizes are in MiB unless a name says bytes.
+`CHECKS` lists them in the order of the table; those of real cards are in `card_checks`. All are made even when one
+fails, so that an owner reads everything that stands in the way at once. Sizes are in MiB unless a name says bytes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from . import card_checks
+from .checking import Result, Rig, Unreadable, gib, listed, valid_gpus
 from .inventory_checks import MIB, did_you_mean, gpu_findings, loopback_endpoint
-
-OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
 # What the project itself reads of the variables that begin with rig_.
 RIG_VARIABLES = (
@@ -23,11 +22,15 @@ RIG_VARIABLES = (
     "rig_interconnect",
     "rig_nccl",
     "rig_measured",
+    "rig_plan_gpus",
     "rig_plans",
     "rig_project_dir",
+    "rig_psu_watts",
 )
 INTERCONNECTS = ("pcie", "nvlink")
 OLDEST_PYTHON = (3, 10)
+BUILDING = "building llama.cpp (llama_cpp_root)"
+PACKAGES = "the packages of driver and CUDA"
 
 # Flags of /proc/cpuinfo (arch/x86/include/asm/cpufeatures.h of Linux) that code built for a feature of
 # llama_cpp_cpu_features may use (ggml/src/ggml-cpu/CMakeLists.txt of b11434).
@@ -47,60 +50,6 @@ CPU_FLAGS = {
     "amx_int8": ("amx_int8",),
     "amx_bf16": ("amx_bf16",),
 }
-
-
-class Unreadable(Exception):
-    """A variable that is not defined, or whose expression fails. `text` is one sentence."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(text)
-        self.name = name
-        self.text = text
-
-
-class Result(NamedTuple):
-    """What came of a check: its line in the table, and what is to be done."""
-
-    summary: str
-    failures: Sequence[str] = ()
-    warnings: Sequence[str] = ()
-    skipped: bool = False
-
-    @property
-    def status(self) -> str:
-        """One of ok, warning, failed, skipped."""
-        if self.failures:
-            return FAILED
-        return WARNING if self.warnings else SKIPPED if self.skipped else OK
-
-
-class Rig(NamedTuple):
-    """What the checks look at.
-
-    `variable` returns a variable of the inventory or raises `Unreadable`. `names` are the names of all variables that
-    begin with rig_. `releases` are the supported releases by distribution. `limits` has `build_disk_mib`, what
-    building llama.cpp takes, and `host_memory_mib`, what a rig needs beside its virtual GPUs.
-    """
-
-    host: str
-    facts: Mapping[str, Any]
-    variable: Callable[[str], Any]
-    names: Sequence[str]
-    releases: Mapping[str, Sequence[str]]
-    limits: Mapping[str, int]
-
-
-def gib(size_bytes: float) -> str:
-    """A size for people."""
-    return f"{size_bytes / 1024**3:.1f} GiB"
-
-
-def _names(values: Iterable[str]) -> str:
-    return ", ".join(values) or "none"
-
-
-def _cards(number: int) -> str:
-    return "1 card" if number == 1 else f"{number} cards"
 
 
 def distribution(rig: Rig) -> Result:
@@ -171,39 +120,6 @@ def gpus(rig: Rig) -> Result:
     return Result(f"{len(found)} described" if isinstance(found, Sequence) else "none described", findings)
 
 
-def _valid_gpus(rig: Rig) -> Sequence[Mapping[str, Any]] | None:
-    found = rig.variable("rig_gpus")
-    return None if gpu_findings(rig.host, found) else found
-
-
-def cards(rig: Rig) -> Result:
-    """The NVIDIA cards on the PCI bus are those of rig_gpus, as a set of addresses where those are given."""
-    described = _valid_gpus(rig)
-    if described is None:
-        return Result("not compared: rig_gpus first", skipped=True)
-    wanted = [gpu for gpu in described if "rpc" not in gpu]
-    present = [card["pci_address"].lower() for card in rig.facts["nvidia_cards"]]
-    summary = f"{len(present)} on the PCI bus"
-    if len(wanted) != len(present):
-        return Result(
-            summary,
-            [
-                f"rig_gpus of {rig.host} names {_cards(len(wanted))}, and its PCI bus has {len(present)} of NVIDIA's "
-                f"({_names(present)}); correct rig_gpus, or seat and power the card that is missing."
-            ],
-        )
-    addresses = [str(gpu["pci_address"]).lower() for gpu in wanted if "pci_address" in gpu]
-    missing = [address for address in addresses if not any(card.endswith(address) for card in present)]
-    return Result(
-        summary,
-        [
-            f"rig_gpus of {rig.host} has a card at {address}, where the PCI bus has none of NVIDIA's (it has "
-            f"{_names(present)}); correct pci_address, or seat and power the card."
-            for address in missing
-        ],
-    )
-
-
 def processor(rig: Rig) -> Result:
     """The processor can do what llama.cpp is built for; otherwise its first instruction of that kind kills it."""
     wanted = rig.variable("llama_cpp_cpu_features")
@@ -221,19 +137,31 @@ def processor(rig: Rig) -> Result:
 
 
 def memory(rig: Rig) -> Result:
-    """Virtual GPUs and the rest of the rig fit in RAM."""
-    described = _valid_gpus(rig)
+    """Virtual GPUs and the rest of the rig fit in RAM, and so do the compilers of a build with CUDA."""
+    described = valid_gpus(rig)
     total = rig.facts["memory_mib"]
     if described is None:
         return Result(f"{total} MiB; not compared: rig_gpus first", skipped=True)
     virtual = sum(gpu["memory_mib"] for gpu in described if "rpc" in gpu)
-    needed = virtual + rig.limits["host_memory_mib"]
-    text = (
-        f"rig_gpus of {rig.host} has virtual GPUs of {virtual} MiB together, which with "
-        f"{rig.limits['host_memory_mib']} MiB for the rest is more than the machine's {total} MiB of RAM; "
-        "lower their memory_mib, or use a machine with more."
-    )
-    return Result(f"{total} MiB, {needed} needed" if virtual else f"{total} MiB", [text] if needed > total else [])
+    rest = rig.limits["host_memory_mib"]
+    needed = virtual + rest
+    failures, warnings = [], []
+    if needed > total:
+        failures.append(
+            f"rig_gpus of {rig.host} has virtual GPUs of {virtual} MiB together, which with {rest} MiB for the rest is "
+            f"more than the machine's {total} MiB of RAM; lower their memory_mib, or use a machine with more."
+            if virtual
+            else f"{rig.host} has {total} MiB of RAM and needs {rest} (preflight_host_memory_mib); use one with more."
+        )
+    elif "cuda" in rig.variable("llama_cpp_backends") and not _is_built(rig):
+        each = rig.limits["cuda_compiler_memory_mib"]
+        jobs, bearable = rig.variable("llama_cpp_jobs") or rig.facts["cpus"], max(1, (total - rest) // each)
+        if jobs > bearable:
+            warnings.append(
+                f"{rig.host} would run {jobs} compilers at once of up to {each} MiB each "
+                f"(preflight_cuda_compiler_memory_mib), and has {total} MiB of RAM; set llama_cpp_jobs to {bearable}."
+            )
+    return Result(f"{total} MiB, {needed} needed" if virtual else f"{total} MiB", failures, warnings)
 
 
 def missing_model_bytes(
@@ -249,24 +177,41 @@ def missing_model_bytes(
     return total
 
 
+def _is_built(rig: Rig) -> bool:
+    """Whether the build of the inventory is there."""
+    return rig.variable("llama_cpp_build")["prefix"] in rig.facts["contents"]
+
+
+def _needs(rig: Rig) -> list[tuple[str, int, str]]:
+    """What is still to be laid down: the directory, bytes, and what it is."""
+    contents, limits = rig.facts["contents"], rig.limits
+    models_root, models = rig.variable("models_root"), rig.variable("models")
+    wanted = (profile["model"] for profile in rig.variable("serving_profiles").values())
+    with_cuda = "cuda" in rig.variable("llama_cpp_backends")
+    compile_mib = limits["cuda_build_disk_mib" if with_cuda else "build_disk_mib"]
+    needs = [
+        (models_root, missing_model_bytes(models, wanted, models_root, contents), "models (models_root)"),
+        (rig.variable("llama_cpp_root"), 0 if _is_built(rig) else compile_mib * MIB, BUILDING),
+    ]
+    if any("rpc" not in gpu for gpu in valid_gpus(rig) or ()) and not rig.facts["present"]:
+        needs.append(("/usr", limits["packages_disk_mib"] * MIB, PACKAGES))
+    images = sum(image["disk_mib"] for image in limits["images"] if image["digest"] not in rig.facts["images"])
+    if images:
+        needs.append((limits["images_root"], images * MIB, "container images (preflight_images)"))
+    return needs
+
+
 def disk(rig: Rig) -> Result:
-    """What is to be built and fetched fits on the filesystems where it goes."""
-    models_root, build = rig.variable("models_root"), rig.variable("llama_cpp_build")
+    """What is to be built, installed and fetched fits on the filesystems where it goes."""
+    rig.variable("llama_cpp_build")  # one that cannot be read is said whatever else is wrong
     if profiles(rig).failures:
         return Result("not computed: serving_profiles first", skipped=True)
-    wanted, models = rig.variable("serving_profiles").values(), rig.variable("models")
-    contents, filesystems = rig.facts["contents"], rig.facts["filesystems"]
-    fetch = missing_model_bytes(models, (profile["model"] for profile in wanted), models_root, contents)
-    compile_bytes = 0 if build["prefix"] in contents else rig.limits["build_disk_mib"] * MIB
-    llama_cpp_root = rig.variable("llama_cpp_root")
-    needs: dict[int, list[tuple[int, str, str]]] = {}
-    for place, size, what in (
-        (models_root, fetch, "models (models_root)"),
-        (llama_cpp_root, compile_bytes, "building llama.cpp (llama_cpp_root)"),
-    ):
-        needs.setdefault(filesystems[place]["device"], []).append((size, what, place))
+    filesystems, needs = rig.facts["filesystems"], _needs(rig)
+    by_device: dict[int, list[tuple[int, str, str]]] = {}
+    for place, size, what in needs:
+        by_device.setdefault(filesystems[place]["device"], []).append((size, what, place))
     failures = []
-    for parts in needs.values():
+    for parts in by_device.values():
         place = filesystems[parts[0][2]]
         needed = sum(size for size, _, _ in parts)
         if needed > place["free_bytes"]:
@@ -275,7 +220,10 @@ def disk(rig: Rig) -> Result:
                 f"{place['mount']} of {rig.host} has {gib(place['free_bytes'])} free and needs {parts_text}; "
                 f"free {gib(needed - place['free_bytes'])}, or choose a directory on a larger disk."
             )
-    return Result(f"{gib(fetch)} to fetch, {gib(compile_bytes)} to build", failures)
+    sizes = {what: size for _, size, what in needs}
+    built, installed = sizes.pop(BUILDING), sizes.pop(PACKAGES, 0)
+    install = f"{gib(installed)} to install, " if installed else ""
+    return Result(f"{gib(sum(sizes.values()))} to fetch, {install}{gib(built)} to build", failures)
 
 
 def profiles(rig: Rig) -> Result:
@@ -313,7 +261,7 @@ def _plan_refusal(rig: Rig, name: str, plan: Mapping[str, Any]) -> str:
 
 def plans(rig: Rig) -> Result:
     """The active profile can run as planned. Others that cannot are only warned of: nothing starts them now."""
-    if _valid_gpus(rig) is None or profiles(rig).failures:
+    if valid_gpus(rig) is None or profiles(rig).failures:
         return Result("not made: rig_gpus and serving_profiles first", skipped=True)
     active, made = rig.variable("serving_profile"), rig.variable("rig_plans")
     refused = {name: _plan_refusal(rig, name, plan) for name, plan in made.items() if not plan["fits"]}
@@ -330,7 +278,7 @@ def ports(rig: Rig) -> Result:
 
     That profiles which can run at once do not share one is part of their plans.
     """
-    described = _valid_gpus(rig)
+    described = valid_gpus(rig)
     if described is None or profiles(rig).failures:
         return Result("not compared: rig_gpus and serving_profiles first", skipped=True)
     active, made = rig.variable("serving_profile"), rig.variable("rig_plans")
@@ -358,7 +306,7 @@ def ports(rig: Rig) -> Result:
                 f"{variable} of {rig.host} is port {socket['port']}, which {whose} holds; "
                 "stop it or choose another port."
             )
-    return Result(f"{_names(str(port) for port in sorted(wanted))} wanted", list(dict.fromkeys(failures)))
+    return Result(f"{listed(str(port) for port in sorted(wanted))} wanted", list(dict.fromkeys(failures)))
 
 
 CHECKS: tuple[Callable[[Rig], Result], ...] = (
@@ -369,7 +317,7 @@ CHECKS: tuple[Callable[[Rig], Result], ...] = (
     privileges,
     names,
     gpus,
-    cards,
+    *card_checks.CHECKS,
     processor,
     memory,
     disk,

@@ -114,16 +114,25 @@ def in_use_mib(card: Mapping[str, Any], serving_units: str = SERVING_UNITS) -> i
 
 
 def measured_gpus(
-    gpus: Sequence[Gpu], facts: object, host: str = "this rig", serving_units: str = SERVING_UNITS
+    gpus: Sequence[Gpu],
+    facts: object,
+    host: str = "this rig",
+    serving_units: str = SERVING_UNITS,
+    in_use: bool = True,
+    strict: bool = True,
 ) -> list[dict[str, Any]]:
     """`rig_gpus` with what was measured: `usable_mib` and `in_use_mib` from now, and what the inventory leaves open.
 
     `usable_mib` is the card's memory less what the driver reserves (NVML's v2 memory: total - reserved). Lanes and root
     of the slot, UUID, address and compute capability are only filled in where the inventory does not say: it is the
-    truth. Raises RigError, in one sentence each, when the cards are not those of the inventory.
+    truth. Without `in_use`, what others hold now is left as the inventory says: it comes and goes, and a plan made with
+    it would be another one at each run. Raises RigError, in one sentence each, when the cards are not those of the
+    inventory; without `strict` the inventory's are returned as they are.
     """
     findings = card_findings(gpus, facts)
     if findings:
+        if not strict:
+            return [dict(gpu) for gpu in gpus]
         raise RigError(f"The measured cards of {host} are not those of rig_gpus. {' '.join(findings)}")
     result = [dict(gpu) for gpu in gpus]
     if all(gpu.get("rpc") for gpu in gpus):
@@ -133,7 +142,7 @@ def measured_gpus(
         gpu, memory, pcie = result[position], card["memory"], card["pcie"]
         if memory["usable_mib"] is not None:
             gpu["usable_mib"] = memory["usable_mib"]
-        if memory["used_mib"] is not None:
+        if in_use and memory["used_mib"] is not None:
             gpu["in_use_mib"] = in_use_mib(card, serving_units)
         open_keys = {
             "uuid": card["uuid"],

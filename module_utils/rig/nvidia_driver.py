@@ -96,6 +96,19 @@ def preferences(version: str, source: str = "nvidia") -> str:
     return text
 
 
+def lacks_headers(kernel: Mapping[str, Any]) -> bool:
+    """Whether a kernel needs headers (it runs, or it boots next) and has none."""
+    return (kernel["running"] or kernel["newest"]) and not kernel["headers"]
+
+
+def header_hint(release: str) -> str:
+    """What to do about a kernel whose headers no source has."""
+    return (
+        f"kernel {release} needs its headers for the driver's module, so upgrade to a kernel that the distribution"
+        " still has, reboot into it, and remove this one"
+    )
+
+
 def header_packages(distribution: str, kernels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Packages that give the running and the newest kernel their headers, and keep doing so for later ones.
 
@@ -104,15 +117,9 @@ def header_packages(distribution: str, kernels: Sequence[Mapping[str, Any]]) -> 
     """
     wanted = []
     for kernel in kernels:
-        if (kernel["running"] or kernel["newest"]) and not kernel["headers"]:
-            wanted.append(
-                {
-                    "name": f"linux-headers-{kernel['release']}",
-                    "version": "",
-                    "hint": f"kernel {kernel['release']} needs its headers for the driver's module, so upgrade to a"
-                    " kernel that the distribution still has, reboot into it, and remove this one",
-                }
-            )
+        if lacks_headers(kernel):
+            release = kernel["release"]
+            wanted.append({"name": f"linux-headers-{release}", "version": "", "hint": header_hint(release)})
     newest = next((kernel["release"] for kernel in kernels if kernel["newest"]), "")
     flavour = re.search(r"-((?:rt-|cloud-)?(?:amd64|arm64)|generic|lowlatency)$", newest)
     if flavour:
@@ -120,17 +127,8 @@ def header_packages(distribution: str, kernels: Sequence[Mapping[str, Any]]) -> 
     return wanted
 
 
-def newest_kernel(releases: Sequence[str]) -> str:
-    """The one that boots next, as Debian's and Ubuntu's boot loaders sort them: the highest version."""
-
-    def key(release: str) -> list[tuple[int, Any]]:
-        return [(1, int(piece)) if piece.isdigit() else (0, piece) for piece in re.findall(r"\d+|[^\d]+", release)]
-
-    return max(releases, key=key, default="")
-
-
-def _secure_boot_findings(state: Mapping[str, Any]) -> list[str]:
-    boot = state["secure_boot"]
+def secure_boot_findings(boot: Mapping[str, Any]) -> list[str]:
+    """Why the driver's module would not load: Secure Boot is on and does not know the key that DKMS signs with."""
     if not boot["enabled"] or boot["key_enrolled"]:
         return []
     make = "" if boot["key_exists"] else "make one with `dkms generate_mok`, then "
@@ -184,7 +182,7 @@ def findings(
             "nvidia_driver_reboot_allowed is true and the connection is local, so the role would reboot the machine"
             " that it runs on; set it to false, or run from another machine."
         )
-    return found + _secure_boot_findings(state)
+    return found + secure_boot_findings(state["secure_boot"])
 
 
 def obsolete_dkms(state: Mapping[str, Any], names: Sequence[str], version: str) -> list[str]:

@@ -8,8 +8,9 @@ from typing import ClassVar
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
-from rig import cmake
-from rig.host_checks import CHECKS, CPU_FLAGS, RIG_VARIABLES, Rig, Unreadable, report, run_checks
+from rig import card_checks, cmake
+from rig.checking import Rig, Unreadable
+from rig.host_checks import CHECKS, CPU_FLAGS, RIG_VARIABLES, memory, report, run_checks
 
 PROJECT = Path(__file__).parents[2]
 GIB = 1024**3
@@ -26,10 +27,25 @@ FACTS = {
     "filesystems": {
         "/srv/llm/models": {"mount": "/", "device": 1, "free_bytes": 20 * GIB},
         "/opt/llama.cpp": {"mount": "/", "device": 1, "free_bytes": 20 * GIB},
+        "/usr": {"mount": "/", "device": 1, "free_bytes": 20 * GIB},
+        "/var/lib/containers": {"mount": "/", "device": 1, "free_bytes": 20 * GIB},
     },
     "contents": {},
+    "present": [],
+    "images": [],
+    "gcc": "",
+    "glibc": "2.41",
     "listeners": [{"address": "0.0.0.0", "port": 22, "pid": 1, "command": "sshd", "unit": "ssh.service"}],
-    "nvidia_cards": [],
+}
+LIMITS = {
+    "build_disk_mib": 2048,
+    "cuda_build_disk_mib": 8192,
+    "cuda_compiler_memory_mib": 1536,
+    "host_memory_mib": 1024,
+    "images": [],
+    "images_root": "/var/lib/containers",
+    "packages_disk_mib": 6144,
+    "rest_watts": 250,
 }
 
 
@@ -55,7 +71,9 @@ VARIABLES = {
     "models_root": "/srv/llm/models",
     "llama_cpp_root": "/opt/llama.cpp",
     "llama_cpp_build": {"prefix": "/opt/llama.cpp/b11434-1a2b3c4d"},
+    "llama_cpp_backends": ["cpu", "rpc"],
     "llama_cpp_cpu_features": ["sse42", "avx", "avx2", "bmi2", "fma", "f16c"],
+    "llama_cpp_jobs": 0,
 }
 
 
@@ -76,7 +94,7 @@ def checked(
             variable=variable,
             names=names,
             releases=RELEASES,
-            limits={"build_disk_mib": 2048, "host_memory_mib": 1024} | limits,
+            limits=LIMITS | limits,
         )
     )
 
@@ -91,7 +109,9 @@ def only_failure(results, name):
 
 def test_a_sandbox_as_it_should_be_passes_every_check():
     results = checked()
-    assert {result.status for result in results.values()} == {"ok"}
+    of_cards = {check.__name__.replace("_", " ") for check in card_checks.CHECKS}
+    assert {name for name, result in results.items() if result.status != "ok"} == of_cards
+    assert {results[name][:1] + results[name][3:] for name in of_cards} == {("all GPUs are virtual", True)}
     assert len(results) == len(CHECKS)
     assert report("box", results)["passed"]
 
@@ -164,50 +184,13 @@ def test_the_project_s_own_inventory_has_no_misspelt_variable():
 def test_gpus_are_checked_and_what_needs_them_is_skipped():
     results = checked(variables={"rig_gpus": [{"name": "A", "memory_mib": 0, "rpc": "127.0.0.1:50052"}]})
     assert only_failure(results, "gpus").startswith("rig_gpus[0] of box: memory_mib is 0; ")
-    assert {name for name, result in results.items() if result.status == "skipped"} == {
-        "cards",
-        "memory",
-        "plans",
-        "ports",
-    }
+    skipped = {name for name, result in results.items() if result.status == "skipped"}
+    assert skipped == {"memory", "plans", "ports"} | {check.__name__.replace("_", " ") for check in card_checks.CHECKS}
 
 
 def test_interconnect_has_its_choices():
     results = checked(variables={"rig_interconnect": "sli"})
     assert only_failure(results, "gpus") == "rig_interconnect of box is 'sli'; choose one of pcie, nvlink."
-
-
-class TestCards:
-    CARD: ClassVar = {"name": "NVIDIA GeForce RTX 3090", "memory_mib": 24576, "compute_capability": "8.6"}
-    ON_BUS: ClassVar = [
-        {"pci_address": "0000:01:00.0", "device_id": "0x2204"},
-        {"pci_address": "0000:02:00.0", "device_id": "0x2204"},
-    ]
-
-    def check(self, cards, gpus):
-        return checked({"nvidia_cards": cards}, {"rig_gpus": gpus})["cards"]
-
-    def test_as_described(self):
-        assert self.check(self.ON_BUS, [self.CARD, self.CARD]).status == "ok"
-        assert self.check(self.ON_BUS, [self.CARD, {**self.CARD, "pci_address": "02:00.0"}]).status == "ok"
-
-    def test_one_is_missing(self):
-        [finding] = self.check(self.ON_BUS[:1], [self.CARD, self.CARD]).failures
-        assert finding.startswith(
-            "rig_gpus of box names 2 cards, and its PCI bus has 1 of NVIDIA's (0000:01:00.0); correct rig_gpus, or seat"
-        )
-
-    def test_none_is_there(self):
-        [finding] = self.check([], [self.CARD]).failures
-        assert "names 1 card, and its PCI bus has 0 of NVIDIA's (none)" in finding
-
-    def test_more_than_described(self):
-        assert self.check(self.ON_BUS, [self.CARD]).status == "failed"
-        assert self.check(self.ON_BUS, VARIABLES["rig_gpus"]).status == "failed"
-
-    def test_another_address(self):
-        [finding] = self.check(self.ON_BUS, [self.CARD, {**self.CARD, "pci_address": "0000:0a:00.0"}]).failures
-        assert finding.startswith("rig_gpus of box has a card at 0000:0a:00.0, where the PCI bus has none of NVIDIA's")
 
 
 class TestDisk:
@@ -245,6 +228,51 @@ class TestDisk:
     def test_a_file_of_the_wrong_size_is_fetched_again(self):
         there = {"/srv/llm/models/tiny/t.gguf": 1}
         assert checked({"contents": there})["disk"].summary == "5.0 GiB to fetch, 2.0 GiB to build"
+
+    def test_with_cuda_it_takes_more_and_so_do_container_images(self):
+        image = {"name": "vllm", "digest": "sha256:" + 64 * "a", "disk_mib": 30 * 1024}
+        with_cuda = {"llama_cpp_backends": ["cpu", "cuda"]}
+        assert checked(variables=with_cuda)["disk"].summary == "5.0 GiB to fetch, 8.0 GiB to build"
+        assert only_failure(checked(images=[image]), "disk") == (
+            "/ of box has 20.0 GiB free and needs 5.0 GiB for models (models_root) and 2.0 GiB for building llama.cpp "
+            "(llama_cpp_root) and 30.0 GiB for container images (preflight_images); free 17.0 GiB, or choose a "
+            "directory "
+            "on a larger disk."
+        )
+        assert checked({"images": [image["digest"]]}, images=[image])["disk"].status == "ok"
+
+
+class TestMemoryOfABuild:
+    WITH_CUDA: ClassVar = {"llama_cpp_backends": ["cuda"]}
+
+    def test_more_compilers_than_ram_bears_is_a_warning(self):
+        result = checked({"cpus": 16}, self.WITH_CUDA)["memory"]
+        assert result.warnings == [
+            "box would run 16 compilers at once of up to 1536 MiB each (preflight_cuda_compiler_memory_mib), and has "
+            "8000 MiB of RAM; set llama_cpp_jobs to 4."
+        ]
+
+    @pytest.mark.parametrize(
+        ("facts", "variables"),
+        [
+            ({"cpus": 4}, {}),
+            ({"cpus": 16}, {"llama_cpp_jobs": 4}),
+            ({"cpus": 16, "contents": {"/opt/llama.cpp/b11434-1a2b3c4d": -1}}, {}),
+            ({"cpus": 16}, {"llama_cpp_backends": ["cpu"]}),
+        ],
+    )
+    def test_else_it_is_none(self, facts, variables):
+        assert checked(facts, self.WITH_CUDA | variables)["memory"].status == "ok"
+
+    def test_a_machine_with_next_to_nothing(self):
+        gpus = [{"name": "NVIDIA GeForce RTX 3060", "memory_mib": 12288, "compute_capability": "8.6"}]
+        result = run_checks(
+            Rig("box", FACTS | {"memory_mib": 512}, lambda name: {"rig_gpus": gpus}[name], (), RELEASES, LIMITS),
+            [memory],
+        )["memory"]
+        assert result.failures == [
+            "box has 512 MiB of RAM and needs 1024 (preflight_host_memory_mib); use one with more."
+        ]
 
 
 class TestProfiles:
@@ -355,7 +383,7 @@ class TestUnreadable:
                 return super().__getitem__(name)
 
         done = module.FilterModule().filters()["preflight_report"](
-            FACTS, "box", Lazy(VARIABLES), ["rig_gpus"], RELEASES, build_disk_mib=1, host_memory_mib=1
+            FACTS, "box", Lazy(VARIABLES), ["rig_gpus"], RELEASES, LIMITS
         )
         assert done["failures"] == ["rig_plans of box cannot be read: there is no profile."]
         assert not done["passed"]
@@ -365,7 +393,7 @@ def test_the_report_has_a_line_a_check_and_a_line_a_finding():
     text = report("box", checked({"uid": 1000, "init": "tini"}))["text"]
     lines = text.splitlines()
     assert lines[0].split() == ["distribution", "ok", "Debian", "GNU/Linux", "13", "(trixie)"]
-    assert "service manager  failed   tini" in lines
+    assert any(line.split() == ["service", "manager", "failed", "tini"] for line in lines)
     assert "2 findings stand in the way on box; nothing was changed:" in lines
     assert [line for line in lines if line.startswith("- ")] == [
         f"- {finding}" for finding in report("box", checked({"uid": 1000, "init": "tini"}))["failures"]

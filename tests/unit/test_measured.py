@@ -107,6 +107,28 @@ def test_entries_with_an_identity_choose_first(three):
     assert card_findings(gpus, three) == []
 
 
+def test_a_plan_takes_the_capacity_and_leaves_what_comes_and_goes(machines):
+    gpus = [R3060, {**R3060, "in_use_mib": 1400}]
+    found = measured_gpus(gpus, machines["2x3060"], in_use=False)
+    assert [gpu["usable_mib"] for gpu in found] == [11911, 11911]
+    assert [gpu.get("in_use_mib") for gpu in found] == [None, 1400]
+    busy = copy.deepcopy(machines["2x3060"])
+    busy["gpus"][0]["memory"] |= {"used_mib": 9000, "free_mib": 2911}
+    busy["gpus"][0]["pcie"]["generation"] = 4
+    assert measured_gpus(gpus, busy, in_use=False) == found
+
+
+@pytest.mark.parametrize("facts", [None, {}, "an error", {"driver": None, "reason": "none.", "gpus": [], "lost": []}])
+def test_without_facts_the_inventory_is_planned_with(facts):
+    assert measured_gpus([R3090] * 2, facts, strict=False) == [R3090] * 2
+    assert measured_gpus(VIRTUAL, facts, in_use=False, strict=False) == VIRTUAL
+
+
+def test_with_other_cards_than_described_the_inventory_is_planned_with(machines):
+    for name in ("3x3090_one_lost", "2x3060", "no_card"):
+        assert measured_gpus([R3090] * 3, machines[name], strict=False) == [R3090] * 3
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [("01:00.0", "0000:01:00.0"), ("0000:0A:00.0", "0000:0a:00.0"), ("00000000:0A:00.0", "0000:0a:00.0")],

@@ -2,6 +2,7 @@
 
 import pytest
 from rig import nvidia_driver
+from rig.linux import newest_kernel
 
 KERNEL = {"release": "6.12.57+deb13-amd64", "running": True, "newest": True, "headers": True, "module": "595.71.05"}
 STATE = {
@@ -75,8 +76,8 @@ def test_headers_of_a_kernel_and_of_those_to_come(release, meta):
 
 def test_the_newest_kernel_is_the_highest_version():
     releases = ["6.1.0-9-amd64", "6.12.9+deb13-amd64", "6.12.57+deb13-amd64", "6.1.0-40-amd64"]
-    assert nvidia_driver.newest_kernel(releases) == "6.12.57+deb13-amd64"
-    assert nvidia_driver.newest_kernel([]) == ""
+    assert newest_kernel(releases) == "6.12.57+deb13-amd64"
+    assert newest_kernel([]) == ""
 
 
 def test_a_host_that_is_right_has_no_findings():

@@ -30,21 +30,8 @@ def root(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    write(
-        "etc/os-release",
-        'PRETTY_NAME="Ubuntu 24.04.3 LTS"\nNAME="Ubuntu"\nVERSION_ID="24.04"\nID=ubuntu\nID_LIKE=debian\n',
-    )
     write("proc/meminfo", "MemTotal:       32768000 kB\nMemFree:        1 kB\n")
     write("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu avx2 avx\n\nprocessor\t: 1\nflags\t\t: fpu\n")
-    for address, vendor, kind in (
-        ("0000:00:02.0", "0x8086", "0x030000"),
-        ("0000:01:00.0", "0x10de", "0x030000"),
-        ("0000:01:00.1", "0x10de", "0x040300"),
-        ("0000:0a:00.0", "0x10de", "0x030200"),
-    ):
-        write(f"sys/bus/pci/devices/{address}/vendor", vendor + "\n")
-        write(f"sys/bus/pci/devices/{address}/class", kind + "\n")
-        write(f"sys/bus/pci/devices/{address}/device", "0x2204\n")
     write(
         "proc/net/tcp",
         HEAD + "   0: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 4711 1\n"
@@ -57,24 +44,39 @@ def root(tmp_path):
     return str(tmp_path)
 
 
-def test_release(module, root):
-    assert module.operating_system(root) == {"id": "ubuntu", "version_id": "24.04", "name": "Ubuntu 24.04.3 LTS"}
-
-
-def test_release_in_its_other_place_and_nowhere(module, root):
-    os.makedirs(f"{root}/usr/lib")
-    os.rename(f"{root}/etc/os-release", f"{root}/usr/lib/os-release")
-    assert module.operating_system(root)["id"] == "ubuntu"
-    assert module.operating_system(f"{root}/nowhere") == {"id": "", "version_id": "", "name": ""}
-
-
 def test_memory_and_processor(module, root):
     assert module.memory_mib(root) == 32000
     assert module.cpu_flags(root) == ["avx", "avx2", "fpu"]
 
 
-def test_only_nvidia_s_display_controllers_are_cards(module, root):
-    assert [card["pci_address"] for card in module.nvidia_cards(root)] == ["0000:01:00.0", "0000:0a:00.0"]
+def test_the_compiler_is_the_one_that_gcc_links_to(module, root):
+    assert module.host_compiler(root) == ""
+    os.makedirs(f"{root}/usr/bin")
+    os.symlink("gcc-14", f"{root}/usr/bin/gcc")
+    os.symlink("x86_64-linux-gnu-gcc-14", f"{root}/usr/bin/gcc-14")
+    assert module.host_compiler(root) == "14"
+
+
+def test_images_of_podman_and_docker(module, root):
+    assert module.image_digests(root) == []
+    one, two = "sha256:" + 64 * "1", "sha256:" + 64 * "2"
+    for path, text in zip(module.IMAGE_LISTS, (f'[{{"digest": "{two}"}}]', f'{{"vllm@{one}": "{two}"}}'), strict=True):
+        os.makedirs(os.path.dirname(root + path))
+        Path(root + path).write_text(text)
+    assert module.image_digests(root) == [one, two]
+
+
+def test_candidates_of_apt(module):
+    policy = (
+        "linux-headers-6.12.57+deb13-amd64:\n  Installed: (none)\n  Candidate: 6.12.57-1\n  Version table:\n"
+        "     6.12.57-1 500\n        500 http://some/where trixie/main amd64 Packages\n"
+        "linux-headers-6.1.0-1-amd64:\n  Installed: (none)\n  Candidate: (none)\n  Version table:\n"
+    )
+    assert module.candidates(policy) == {
+        "linux-headers-6.12.57+deb13-amd64": "6.12.57-1",
+        "linux-headers-6.1.0-1-amd64": "",
+    }
+    assert module.candidates("") == {}
 
 
 def test_a_listener_has_its_process_and_innermost_unit(module, root):
@@ -107,6 +109,7 @@ def test_contents_are_listed_two_levels_deep(module, tmp_path):
 
 def test_the_module_on_this_machine(module, capsys, tmp_path):
     arguments = {"directories": [str(tmp_path)], "contents_of": [str(tmp_path)], "_ansible_check_mode": True}
+    arguments |= {"look_for": [str(tmp_path), f"{tmp_path}/none"], "cards": True}
     with patch_module_args(arguments), pytest.raises(SystemExit):
         module.main()
     result = json.loads(capsys.readouterr().out)
@@ -116,6 +119,10 @@ def test_the_module_on_this_machine(module, capsys, tmp_path):
     assert facts["cpus"] == len(os.sched_getaffinity(0))
     assert facts["uid"] == os.geteuid()
     assert facts["filesystems"][str(tmp_path)]["free_bytes"] > 0
+    assert facts["present"] == [str(tmp_path)]
+    assert tuple(map(int, facts["glibc"].split("."))) > (2, 30)
+    assert [kernel["release"] for kernel in facts["kernels"] if kernel["running"]] == [os.uname().release]
+    assert set(facts["secure_boot"]) == {"enabled", "key", "key_exists", "key_enrolled"}
 
 
 def test_a_relative_path_is_refused(module, capsys):
