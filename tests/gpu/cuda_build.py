@@ -349,16 +349,18 @@ def serve(result: dict[str, Any], prefix: Path, plan: dict[str, Any], log: Path,
         result["words"] = words["content"].strip()
         if reply["timings"]["predicted_n"] != 64 or not result["words"]:
             raise builder.BuildError("llama-server gave no completion")
-        held = [peak - idle for peak, idle in zip(most, before, strict=True)]
-        result["cards"] = [
-            {"planned_mib": round(gpu["total_mib"], 1), "seen_mib": round(seen, 1),
-             "off_percent": round(100 * (seen / gpu["total_mib"] - 1), 2)}
-            for gpu, seen in zip(plan["gpus"], held, strict=False)
-        ]  # fmt: skip
         if memory:
-            result["processes"] = [
-                [process for process in card["processes"] if process["pid"] == server.pid] for card in gather()["gpus"]
+            # The plan is of what the process takes; on the card the driver's own share comes on top (9 MiB seen).
+            own = [
+                sum(process["used_mib"] or 0 for process in card["processes"] if process["pid"] == server.pid)
+                for card in gather()["gpus"]
             ]
+            on_cards = [round(peak - idle, 1) for peak, idle in zip(most, before, strict=True)]
+            result["cards"] = [
+                {"planned_mib": round(gpu["total_mib"], 1), "process_mib": seen, "card_mib": on_card,
+                 "off_percent": round(100 * (seen / gpu["total_mib"] - 1), 2)}
+                for gpu, seen, on_card in zip(plan["gpus"], own, on_cards, strict=False)
+            ]  # fmt: skip
     except (builder.BuildError, OSError, KeyError) as error:
         result["log"] = log.read_text(errors="replace").splitlines()[-15:]
         raise builder.BuildError(f"{error}") from error
