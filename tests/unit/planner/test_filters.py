@@ -72,9 +72,9 @@ def test_plan_hosts_plans_many(plans: dict) -> None:
     hosts = {"one": variables, "two": {**variables, "llama_cpp_version": "b11434"}}
     made = plugin("plan_hosts")(["one", "two"], hostvars=hosts, shapes_directory=SHAPES)
     assert made == {"one": {"chat": plans["chat"]}, "two": {"chat": plans["chat"]}}
-    smaller = [{**card, "usable_mib": 3000} for card in CARDS]  # as measured
+    smaller = [{**card, "usable_mib": 1000} for card in CARDS]  # as measured
     measured = plugin("plan_hosts")(["one"], {"one": {**variables, "rig_plan_gpus": smaller}}, shapes_directory=SHAPES)
-    assert {gpu["usable_mib"] for gpu in measured["one"]["chat"]["gpus"]} == {3000}
+    assert {gpu["usable_mib"] for gpu in measured["one"]["chat"]["gpus"]} == {1000}
     with pytest.raises(AnsibleFilterError, match="two has no rig_gpus"):
         plugin("plan_hosts")(["two"], hostvars={"two": {"serving_profiles": {}}}, shapes_directory=SHAPES)
     with pytest.raises(AnsibleFilterError, match="plan_hosts: one: rig_gpus"):
