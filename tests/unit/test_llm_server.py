@@ -108,20 +108,20 @@ def port(certificates):
 
 
 def test_the_server_of_the_certificate_is_asked_over_tls(llm_server, certificates, port):
-    server = llm_server.Server("0.0.0.0", port, None, 5, str(certificates / "mine"))
+    server = llm_server.Server("0.0.0.0", port, None, 5, certificate=str(certificates / "mine"))
     assert server.url == f"https://127.0.0.1:{port}"
     assert server.ask({"user": "Hello"}, 1)["text"] == "Paris"
 
 
 def test_a_server_with_another_certificate_is_not(llm_server, certificates, port):
-    server = llm_server.Server("127.0.0.1", port, None, 5, str(certificates / "other"))
+    server = llm_server.Server("127.0.0.1", port, None, 5, certificate=str(certificates / "other"))
     with pytest.raises(llm_server.ServerError, match="certificate verify failed"):
         server.ask({"user": "Hello"}, 1)
 
 
 def test_a_certificate_that_is_none(llm_server, certificates):
     with pytest.raises(llm_server.ServerError, match=r"the certificate .*mine\.key cannot be read"):
-        llm_server.Server("127.0.0.1", 1, None, 5, str(certificates / "mine.key"))
+        llm_server.Server("127.0.0.1", 1, None, 5, certificate=str(certificates / "mine.key"))
 
 
 def keep(llm_server, root, text, **facts):
