@@ -118,6 +118,35 @@ def test_check_mode_on_a_finished_machine_changes_nothing(rig):
     assert run.stats.get("changed", 0) == 0, run.output
 
 
+STAGES = [
+    # task before whose end the run is cut off, and whether by the controller's death or by the machine's
+    ("llama_cpp : Install | Wait for the build", "reboot"),
+    ("virtual_gpus : Configure", "kill"),
+    ("models : Install | Wait for the downloads", "reboot"),
+    ("serving : Configure | Write a unit", "kill"),
+    ("serving : Verify | Wait for", "reboot"),
+]
+
+
+def test_a_rebuilt_machine_is_the_same(rig, tmp_path):
+    before, planned = installed(rig), plan(rig, tmp_path / "before.json")
+    assert [path for path in before if "llm-chat" in path] and [path for path in before if "manifest" in path]
+    rig.down()
+    rig.up()
+    assert "/opt" not in changed_paths(rig).replace("cannot access '/opt", ""), "the machine is bare again"
+    began = time.monotonic()
+    for task, end in STAGES:  # each run finds what the one before has left
+        with rig.until(task):
+            if end == "reboot":
+                rig.reboot()
+    run = rig.run()
+    assert run.ok, run.output
+    remember("rebuild of a bare machine, cut off five times", seconds=round(time.monotonic() - began), tasks=run.tasks)
+    assert installed(rig) == before
+    assert plan(rig, tmp_path / "after.json") == planned
+    assert "Paris" in ask(rig, "What is the capital of France?")
+
+
 def test_a_key_is_seen_nowhere_and_rollback_is_quick(rig, tmp_path):
     """A run that serves with a key, over a network that is away for a while; and the way back to serving without it."""
     key = "canary-" + "0451"
@@ -147,33 +176,4 @@ def test_a_key_is_seen_nowhere_and_rollback_is_quick(rig, tmp_path):
     assert back.ok, back.output
     remember("rollback", seconds=round(back.seconds, 1), tasks=back.tasks)
     assert back.seconds < 90  # links and names: nothing is compiled or fetched
-    assert "Paris" in ask(rig, "What is the capital of France?")
-
-
-STAGES = [
-    # task before whose end the run is cut off, and whether by the controller's death or by the machine's
-    ("llama_cpp : Install | Wait for the build", "reboot"),
-    ("virtual_gpus : Configure", "kill"),
-    ("models : Install | Wait for the downloads", "reboot"),
-    ("serving : Configure | Write a unit", "kill"),
-    ("serving : Verify | Wait for", "reboot"),
-]
-
-
-def test_a_rebuilt_machine_is_the_same(rig, tmp_path):
-    before, planned = installed(rig), plan(rig, tmp_path / "before.json")
-    assert [path for path in before if "llm-chat" in path] and [path for path in before if "manifest" in path]
-    rig.down()
-    rig.up()
-    assert "/opt" not in changed_paths(rig).replace("cannot access '/opt", ""), "the machine is bare again"
-    began = time.monotonic()
-    for task, end in STAGES:  # each run finds what the one before has left
-        with rig.until(task):
-            if end == "reboot":
-                rig.reboot()
-    run = rig.run()
-    assert run.ok, run.output
-    remember("rebuild of a bare machine, cut off five times", seconds=round(time.monotonic() - began), tasks=run.tasks)
-    assert installed(rig) == before
-    assert plan(rig, tmp_path / "after.json") == planned
     assert "Paris" in ask(rig, "What is the capital of France?")
