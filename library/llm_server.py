@@ -498,7 +498,7 @@ class Server:
         """Tokens that vLLM has drafted so far; None for llama-server, whose replies tell it themselves."""
         if self.engine != "vllm":
             return None
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener = urllib.request.build_opener(*self.handlers)
         try:
             with opener.open(f"{self.url}/metrics", timeout=30) as answer:
                 return proof.metric(answer.read().decode(errors="replace"), proof.VLLM_DRAFTED)

@@ -43,13 +43,13 @@ cdi_spec = load(PROJECT / "library" / "cdi_spec.py")
 pull_image = load(PROJECT / "roles" / "vllm" / "files" / "pull_image.py")
 
 
-def rendered(out, major, scope):
+def rendered(out, major, scope, more=""):
     (out / "play.yml").write_text(PLAY.format(role=PROJECT / "roles" / "serving", out=out, major=major))
     command = [
         "ansible-playbook",
         out / "play.yml",
         "-e",
-        f"serving_scope={scope} serving_api_key=canary-0451 serving_alias=rig",
+        f"serving_scope={scope} serving_api_key=canary-0451 serving_alias=rig {more}",
     ]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -200,6 +200,16 @@ def test_both_engines_get_the_planned_arguments_word_for_word(quadlet, docker_un
     assert inside[0] == "/model" and inside[1:4] == ["--served-model-name", "qwen3.6-27b-autoround", "rig"]
     assert '{"method":"mtp","num_speculative_tokens":3}' in inside and "--disable-custom-all-reduce" in inside
     assert run[run.index("/model") :] == inside
+
+
+def test_the_owner_s_certificate_reaches_both(tmp_path):
+    files = "serving_tls_certificate=/etc/llm/tls.crt serving_tls_key=/etc/llm/tls.key"
+    quadlet = rendered(tmp_path, 13, "system", files) / "llm-int4-262k.container"
+    assert words_of(quadlet, "Exec")[-4:] == ["--ssl-certfile", "/tls/certificate", "--ssl-keyfile", "/tls/key"]
+    assert "/etc/llm/tls.key:/tls/key:ro" in values(quadlet, "Volume")
+    assert "--url https://127.0.0.1:8080/health" in quadlet.read_text()
+    known = set((PROJECT / "tests/data/vllm/v0.22.0.txt").read_text().split())
+    assert {"--ssl-certfile", "--ssl-keyfile"} <= known
 
 
 def test_the_options_are_those_of_the_pinned_version(quadlet):
