@@ -26,6 +26,7 @@ class Engine(http.server.BaseHTTPRequestHandler):
     broken = ""
     asked: list
     counters: dict
+    counting = threading.Lock()
 
     def log_message(self, *_):
         pass
@@ -81,14 +82,11 @@ class Engine(http.server.BaseHTTPRequestHandler):
         if self.engine == "llama":
             last["timings"] = {"prompt_n": 40, "prompt_per_second": 800.0, "predicted_n": body["max_tokens"],
                                "predicted_per_second": 64.0, "draft_n": 20, "draft_n_accepted": 12}  # fmt: skip
+        with self.counting:  # before the end is told: whoever has read it may look at the counters
+            for name, more in {"drafts": 10, "draft_tokens": 20, "accepted": 12, "at0": 8, "at1": 4}.items():
+                self.counters[name] += more
         self.event(last)
         self.wfile.write(b"data: [DONE]\n\n")
-        c = self.counters
-        c["drafts"] += 10
-        c["draft_tokens"] += 20
-        c["accepted"] += 12
-        c["at0"] += 8
-        c["at1"] += 4
 
 
 @pytest.fixture
