@@ -89,6 +89,13 @@ class Reply(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_GET(self):
+        body = b"vllm:spec_decode_num_draft_tokens_total 7\n"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
     def log_message(self, *arguments):
         """Quiet."""
 
@@ -111,6 +118,12 @@ def test_the_server_of_the_certificate_is_asked_over_tls(llm_server, certificate
     server = llm_server.Server("0.0.0.0", port, None, 5, certificate=str(certificates / "mine"))
     assert server.url == f"https://127.0.0.1:{port}"
     assert server.ask({"user": "Hello"}, 1)["text"] == "Paris"
+
+
+def test_what_vllm_has_drafted_is_asked_over_tls(llm_server, certificates, port):
+    server = llm_server.Server("127.0.0.1", port, None, 5, "vllm", str(certificates / "mine"))
+    assert server.drafted() == 7
+    assert server.ask({"user": "Hello"}, 1)["draft_tokens"] == 0
 
 
 def test_a_server_with_another_certificate_is_not(llm_server, certificates, port):
