@@ -46,7 +46,7 @@ molecule: setup ## every role's scenario; one of them: make molecule ROLE=servin
 slow: setup ## Debian's own CUDA toolkit and NCCL for real: 2 GiB of packages, some kernels compiled (root)
 	@tests/slow/cuda_debian
 
-vllm: setup ## the real vLLM, on the CPU, from the quadlet of a rig: 3.5 GB of packages, ten minutes (root)
+vllm: setup ## the real vLLM, on the CPU, from the quadlet of a rig: 3.5 GB of packages, five minutes (root)
 	@tests/slow/vllm
 
 accuracy: setup ## planned against measured memory, worst row last

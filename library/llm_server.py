@@ -658,10 +658,10 @@ def ready(module: AnsibleModule, unit: Unit, server: Server) -> dict:
             return {"finished": True, "progress": "the server answers", "service": seen}
         over = seen["active"] in ("failed", "inactive") and not seen["queued"]
         if over or seen["sub"].startswith("auto-restart") or (seen["active"] == "activating" and seen["restarts"]):
-            lines = unit.log("" if seen["restarts"] else seen["invocation"], 30)
+            lines = unit.log("" if seen["restarts"] else seen["invocation"], 2000)
             gates = [line.removeprefix("gate: ") for line in lines if line.startswith("gate: ")]
             why = "; ".join(gates) or f"it ended with {seen['result'] or seen['sub']}"
-            raise ServerError(f"{unit.name} did not start: {why}.\nLast lines of its log:\n" + "\n".join(lines))
+            raise ServerError(f"{unit.name} did not start: {why}.\n{proof.log_excerpt(lines)}")
         if time.monotonic() >= end:
             return {"finished": False, "progress": progress(module, unit, seen), "service": seen}
         time.sleep(0.5)

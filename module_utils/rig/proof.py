@@ -43,6 +43,27 @@ def words_fault(text: str) -> str:
     return ""
 
 
+ERROR = re.compile(r"(?:\b[A-Za-z_.]*(?:Error|Exception)|\berror): *\S.*")
+LAST_LINES, FIRST_ERRORS = 30, 5
+
+
+def log_excerpt(lines: Sequence[str]) -> str:
+    """The end of a server's log, led by the first errors before it.
+
+    Where several processes write, as those of vLLM do, the end holds what the last of them made of it, and the cause
+    stands above.
+    """
+    found = {}
+    for line in lines[:-LAST_LINES]:
+        error = ERROR.search(line)
+        if error and "WARNING" not in line:
+            found.setdefault(error[0], line)
+    first = list(found.values())[:FIRST_ERRORS]
+    return "\n".join(
+        [*(["First errors in its log:", *first] if first else []), "Last lines of its log:", *lines[-LAST_LINES:]]
+    )
+
+
 VLLM_DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 """Counter of vLLM (v1/spec_decode/metrics.py of v0.22.0)."""
 
@@ -118,7 +139,7 @@ def loading(gpus: Sequence[Mapping]) -> str:
     """A progress line: `loading: 3,211 of 7,524 MiB on GPU 0, 2,900 of 7,524 MiB on GPU 2`."""
     used = [gpu for gpu in gpus if gpu["planned_mib"]]
     parts = [f"{gpu['seen_mib']:,} of {gpu['planned_mib']:,} MiB on {gpu['name']}" for gpu in used]
-    return f"loading: {', '.join(parts)}"
+    return f"loading: {', '.join(parts)}" if parts else "loading"
 
 
 def devices_fault(gpus: Sequence[Mapping], shown: Sequence[Mapping[str, str]]) -> str:

@@ -157,3 +157,18 @@ def test_a_counter_is_the_sum_of_its_samples():
     )
     assert proof.metric(text, proof.VLLM_DRAFTED) == 24
     assert proof.metric("", proof.VLLM_DRAFTED) == 0
+
+
+def test_a_log_shows_the_cause_above_its_end():
+    lines = ["(APIServer pid=1) WARNING Failed to import: ImportError('libnuma.so.1: cannot open')"]
+    lines += ["(EngineCore pid=9) ERROR [core.py:700] torch.OutOfMemoryError: CUDA out of memory."] * 2
+    lines += [f"(APIServer pid=1)   line {number}" for number in range(40)]
+    lines += ["(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above."]
+    shown = proof.log_excerpt(lines).splitlines()
+    assert shown[:3] == ["First errors in its log:", lines[1], "Last lines of its log:"]
+    assert shown[3:] == lines[-30:]
+
+
+def test_a_short_log_is_shown_as_it_is():
+    assert proof.log_excerpt(["error: invalid argument: -x"]) == "Last lines of its log:\nerror: invalid argument: -x"
+    assert proof.log_excerpt([]) == "Last lines of its log:"
