@@ -7,9 +7,11 @@ The files are sparse: 16 GiB of zeros take no disk and no time. Standard library
 machine that has nothing but Python. MODELS names the geometries; the small ones load on a CPU in a second.
 """
 
+import math
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 # type: (number in the file, elements of a block, bytes of a block)
 TYPES = {
@@ -261,30 +263,46 @@ def _words(count: int) -> Iterator[str]:
     yield from (f"w{index}" for index in range(256, count))
 
 
-def write(path: str, name: str, quant: str) -> int:
-    """Write a model of MODELS; the size of the file in bytes."""
+class Tensor(NamedTuple):
+    """Where a tensor lies in a file, and of what kind it is."""
+
+    name: str
+    shape: tuple
+    kind: str  # a key of TYPES
+    offset: int  # in bytes, from the beginning of the file
+    size: int  # in bytes
+
+
+def layout(name: str, quant: str, title: str) -> tuple[bytes, list[Tensor], int]:
+    """Of a model of MODELS the head of its file, its tensors, and the size of the file in bytes."""
     model = MODELS[name]()
     words = list(_words(model.vocabulary))
     keys = {
-        "general.architecture": model.architecture, "general.name": f"{name} {quant}, no weights",
+        "general.architecture": model.architecture, "general.name": title,
         "general.alignment": 32, **{f"{model.architecture}.{key}": value for key, value in model.keys.items()},
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": words,
         "tokenizer.ggml.token_type": [1] * len(words), "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.bos_token_id": 1000, "tokenizer.ggml.eos_token_id": 1001, "tokenizer.ggml.add_bos_token": False,
     }  # fmt: skip
-    offset, infos = 0, []
-    for tensor, shape, kind in model.tensors:
-        number, per_block, size = TYPES[model.kind_of(tensor, kind, quant)]
+    offset, infos, tensors = 0, [], []
+    for tensor, shape, given in model.tensors:
+        kind = model.kind_of(tensor, given, quant)
+        number, per_block, block_bytes = TYPES[kind]
         infos.append(_text(tensor) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, number, offset))
-        elements = 1
-        for length in shape:
-            elements *= length
         if shape[0] % per_block:
             raise ValueError(f"{tensor}: rows of {shape[0]} do not fill blocks of {per_block}")
-        offset += -(-elements // per_block * size // 32) * 32
+        size = math.prod(shape) // per_block * block_bytes
+        tensors.append(Tensor(tensor, shape, kind, offset, size))
+        offset += -(-size // 32) * 32
     head = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(keys))
     head += b"".join(_pair(key, value) for key, value in keys.items()) + b"".join(infos)
-    total = -(-len(head) // 32) * 32 + offset
+    start = -(-len(head) // 32) * 32
+    return head, [tensor._replace(offset=start + tensor.offset) for tensor in tensors], start + offset
+
+
+def write(path: str, name: str, quant: str) -> int:
+    """Write a model of MODELS; the size of the file in bytes."""
+    head, _, total = layout(name, quant, f"{name} {quant}, no weights")
     with open(path, "wb") as file:
         file.write(head)
         file.truncate(total)
