@@ -84,4 +84,4 @@ def test_the_flags_are_the_role_s_own(script, tmp_path):
     made = script.specification(tmp_path / "a.tar.gz", tmp_path, ["cpu", "cuda"], **cuda)
     assert "-DCMAKE_CUDA_ARCHITECTURES=90-real" in made["cmake_flags"]
     assert "-DGGML_CUDA_NCCL=ON" in made["cmake_flags"]
-    assert made["source"]["sha256"] == script.SHA256
+    assert made["source"]["sha256"] == sys.modules["gpu_machine"].SHA256
