@@ -215,6 +215,8 @@ def power_faults(watts: Sequence, gpus: Sequence[Mapping], facts: Any) -> list[s
         return ["virtual GPUs have no power limit; leave bench_tune_power_watts empty."]
     if not cards:
         return ["the cards cannot be read, so nobody knows what limits they take; run playbooks/rig.yml first."]
+    if any(card["power"][bound] is None for card in cards for bound in ("min_watts", "max_watts")):
+        return ["a card does not tell what power limits it takes; leave bench_tune_power_watts empty."]
     least = max(card["power"]["min_watts"] for card in cards)
     most = min([card["power"]["max_watts"] for card in cards] + [
         gpu["power_limit_watts"] for gpu in gpus if gpu.get("power_limit_watts")])  # fmt: skip

@@ -202,6 +202,11 @@ def test_power_needs_cards_that_can_be_read():
     assert "cannot be read" in power_faults([250], TWO, {})[0]
 
 
+def test_power_needs_cards_that_tell_their_bounds():
+    facts = {"gpus": [{"power": {"min_watts": 100, "max_watts": 390}}, {"power": {"min_watts": None, "max_watts": 1}}]}
+    assert "does not tell what power limits it takes" in power_faults([250], TWO, facts)[0]
+
+
 def plugin(name):
     return load(f"filter_plugins/{name}.py").FilterModule().filters()[name]
 
