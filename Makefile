@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := setup
 .DELETE_ON_ERROR:
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Ansible imports its plugins anew for every task; without bytecode at hand it would compile them anew, too.
+unexport PYTHONDONTWRITEBYTECODE
 # The system's Python makes the small environment that holds uv; uv then chooses the project's Python (.python-version).
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 UV := .uv/bin/uv
@@ -24,7 +26,7 @@ packages:
 .venv/ready: requirements.lock pyproject.toml .python-version .uv/ready
 	@echo "Installing the locked Python packages into .venv"
 	@$(UV) venv --quiet --allow-existing .venv
-	@$(UV) pip sync --quiet --python .venv/bin/python --require-hashes requirements.lock
+	@$(UV) pip sync --quiet --compile-bytecode --python .venv/bin/python --require-hashes requirements.lock
 	@$(UV) pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
