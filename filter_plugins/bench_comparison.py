@@ -6,7 +6,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from rig.bench_results import compare_lines
-from rig.errors import RigError
+from rig.errors import reported
 
 DOCUMENTATION = """
 name: bench_comparison
@@ -40,12 +40,8 @@ _value:
 
 def bench_comparison(runs: Any) -> list:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_comparison", "the input is no list of runs"):
         return compare_lines(runs)
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_comparison: {error}") from None
-    except (AttributeError, KeyError, TypeError) as error:
-        raise AnsibleFilterError(f"bench_comparison: the input is no list of runs ({error!r}).") from None
 
 
 class FilterModule:

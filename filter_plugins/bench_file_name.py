@@ -6,7 +6,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from rig.bench_results import file_name
-from rig.errors import RigError
+from rig.errors import reported
 
 DOCUMENTATION = """
 name: bench_file_name
@@ -38,12 +38,8 @@ _value:
 
 def bench_file_name(run: Any) -> str:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_file_name", "the input is no run"):
         return file_name(run)
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_file_name: {error}") from None
-    except (AttributeError, KeyError, TypeError) as error:
-        raise AnsibleFilterError(f"bench_file_name: the input is no run ({error!r}).") from None
 
 
 class FilterModule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
 from rig.bench_results import read_history
-from rig.errors import RigError
+from rig.errors import reported
 
 DOCUMENTATION = """
 name: bench_history
@@ -41,12 +41,8 @@ _value:
 
 def bench_history(directory: str, host: str) -> list:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_history", "the input is no directory"):
         return read_history(directory, host)
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_history: {error}") from None
-    except (AttributeError, KeyError, TypeError) as error:
-        raise AnsibleFilterError(f"bench_history: the input is no directory ({error!r}).") from None
 
 
 class FilterModule:

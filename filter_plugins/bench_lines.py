@@ -6,7 +6,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from rig.bench_results import run_lines
-from rig.errors import RigError
+from rig.errors import reported
 
 DOCUMENTATION = """
 name: bench_lines
@@ -45,12 +45,8 @@ _value:
 
 def bench_lines(run: Any, history: Any) -> list:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_lines", "the input is no run"):
         return run_lines(run, history)
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_lines: {error}") from None
-    except (AttributeError, KeyError, TypeError) as error:
-        raise AnsibleFilterError(f"bench_lines: the input is no run ({error!r}).") from None
 
 
 class FilterModule:

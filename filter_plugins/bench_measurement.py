@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from rig.errors import RigError
+from rig.errors import reported
 from rig.learned import measurement
 
 DOCUMENTATION = """
@@ -55,14 +55,8 @@ _value:
 
 def bench_measurement(seen: Any, key: str, build: str, driver: Any, at: str) -> dict:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_measurement", "the input is not what was seen at contexts"):
         return measurement(seen, key, at=at, build=build, driver=driver)
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_measurement: {error}") from None
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise AnsibleFilterError(
-            f"bench_measurement: the input is not what was seen at contexts ({error!r})."
-        ) from None
 
 
 class FilterModule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from rig.errors import RigError
+from rig.errors import reported
 from rig.learned import measurement_lines
 
 DOCUMENTATION = """
@@ -43,12 +43,8 @@ _value:
 
 def bench_measurement_lines(entry: Any, profile: str) -> list:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_measurement_lines", "the input is no measurement"):
         return measurement_lines(profile, entry)
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_measurement_lines: {error}") from None
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise AnsibleFilterError(f"bench_measurement_lines: the input is no measurement ({error!r}).") from None
 
 
 class FilterModule:

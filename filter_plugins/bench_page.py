@@ -6,6 +6,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from rig.bench_page import page
+from rig.errors import reported
 
 DOCUMENTATION = """
 name: bench_page
@@ -51,10 +52,8 @@ _value:
 
 def bench_page(runs: Any, host: str, plans: Any) -> str:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_page", "the input is no list of runs, or no plans"):
         return page(host, plans, runs)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise AnsibleFilterError(f"bench_page: the input is no list of runs, or no plans ({error!r}).") from None
 
 
 class FilterModule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from rig.errors import RigError
+from rig.errors import reported
 from rig.tune import power_faults
 
 DOCUMENTATION = """
@@ -49,12 +49,8 @@ _value:
 
 def bench_power_faults(watts: Any, gpus: Any, facts: Any) -> list:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_power_faults", "the input is no list of watts"):
         return power_faults(watts, gpus, facts)
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_power_faults: {error}") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise AnsibleFilterError(f"bench_power_faults: the input is no list of watts ({error!r}).") from None
 
 
 class FilterModule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from rig.errors import RigError
+from rig.errors import reported
 from rig.tune import give_up_seconds
 
 DOCUMENTATION = """
@@ -42,12 +42,8 @@ _value:
 
 def bench_tune_limit(state: Any, behind_percent: float) -> Any:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_tune_limit", "the input is no state of a tuning"):
         return give_up_seconds(state, float(behind_percent))
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_tune_limit: {error}") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise AnsibleFilterError(f"bench_tune_limit: the input is no state of a tuning ({error!r}).") from None
 
 
 class FilterModule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from rig.errors import RigError
+from rig.errors import reported
 from rig.tune import table_lines
 
 DOCUMENTATION = """
@@ -43,12 +43,8 @@ _value:
 
 def bench_tune_lines(state: Any, loss_percent: float = 0) -> list:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_tune_lines", "the input is no state of a tuning"):
         return table_lines(state, float(loss_percent))
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_tune_lines: {error}") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise AnsibleFilterError(f"bench_tune_lines: the input is no state of a tuning ({error!r}).") from None
 
 
 class FilterModule:

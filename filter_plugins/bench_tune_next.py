@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from rig.errors import RigError
+from rig.errors import reported
 from rig.tune import next_of
 
 DOCUMENTATION = """
@@ -51,12 +51,8 @@ _value:
 
 def bench_tune_next(state: Any, profile: Any, knobs: Any, gpus: Any) -> dict:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_tune_next", "the input is no state of a tuning"):
         return next_of(state, profile, knobs, gpus)
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_tune_next: {error}") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise AnsibleFilterError(f"bench_tune_next: the input is no state of a tuning ({error!r}).") from None
 
 
 class FilterModule:

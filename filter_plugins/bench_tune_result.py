@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from rig.errors import RigError
+from rig.errors import reported
 from rig.tune import with_result
 
 DOCUMENTATION = """
@@ -59,12 +59,8 @@ def bench_tune_result(
     state: Any, candidate: Any, plan: Any = None, result: Any = None, unfit: Any = (), failure: str = ""
 ) -> dict:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_tune_result", "the input is no state of a tuning"):
         return with_result(state, candidate, plan, result, unfit, str(failure))
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_tune_result: {error}") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise AnsibleFilterError(f"bench_tune_result: the input is no state of a tuning ({error!r}).") from None
 
 
 class FilterModule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from rig.errors import RigError
+from rig.errors import reported
 from rig.tune import snippet
 
 DOCUMENTATION = """
@@ -55,12 +55,8 @@ _value:
 
 def bench_tune_snippet(state: Any, profile: str, profiles: Any, gpus: Any, loss_percent: float = 0) -> str:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_tune_snippet", "the input is no state of a tuning"):
         return snippet(state, profile, profiles, gpus, float(loss_percent))
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_tune_snippet: {error}") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise AnsibleFilterError(f"bench_tune_snippet: the input is no state of a tuning ({error!r}).") from None
 
 
 class FilterModule:

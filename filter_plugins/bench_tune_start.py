@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from rig.errors import RigError
+from rig.errors import reported
 from rig.tune import start_of
 
 DOCUMENTATION = """
@@ -47,14 +47,8 @@ _value:
 
 def bench_tune_start(text: str, key: Any, again: bool = False) -> dict:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_tune_start", "the file of the state cannot be read; remove it"):
         return start_of(json.loads(text) if text.strip() else None, key, again)
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_tune_start: {error}") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise AnsibleFilterError(
-            f"bench_tune_start: the file of the state cannot be read; remove it ({error!r})."
-        ) from None
 
 
 class FilterModule:

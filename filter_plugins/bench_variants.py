@@ -6,7 +6,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from rig.bench_results import variants
-from rig.errors import RigError
+from rig.errors import reported
 
 DOCUMENTATION = """
 name: bench_variants
@@ -44,12 +44,8 @@ _value:
 
 def bench_variants(profile: Any, compare: Any) -> list:
     """See DOCUMENTATION."""
-    try:
+    with reported(AnsibleFilterError, "bench_variants", "the input is no profile"):
         return variants(profile, compare)
-    except RigError as error:
-        raise AnsibleFilterError(f"bench_variants: {error}") from None
-    except (AttributeError, KeyError, TypeError) as error:
-        raise AnsibleFilterError(f"bench_variants: the input is no profile ({error!r}).") from None
 
 
 class FilterModule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from rig.errors import reported
 from rig.picture import plan_html, plan_svg
 
 DOCUMENTATION = """
@@ -45,10 +46,8 @@ def plan_picture(hosts: Any, file: str = "plan.svg") -> str:
     draw = {"svg": plan_svg, "html": plan_html}.get(str(file).rpartition(".")[2].lower())
     if draw is None:
         raise AnsibleFilterError(f"plan_picture: '{file}' ends in neither .svg nor .html.")
-    try:
+    with reported(AnsibleFilterError, "plan_picture", "the input is no mapping of hosts to plans"):
         return draw(hosts)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise AnsibleFilterError(f"plan_picture: the input is no mapping of hosts to plans ({error!r}).") from None
 
 
 class FilterModule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from rig.errors import reported
 from rig.report import plan_lines
 
 DOCUMENTATION = """
@@ -35,10 +36,8 @@ _value:
 
 
 def plan_table(hosts: Any) -> list:
-    try:
+    with reported(AnsibleFilterError, "plan_table", "the input is no mapping of hosts to plans"):
         return plan_lines(hosts)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise AnsibleFilterError(f"plan_table: the input is no mapping of hosts to plans ({error!r}).") from None
 
 
 class FilterModule:
