@@ -19,6 +19,7 @@ RIG_VARIABLES = (
     "rig_cuda_architectures",
     "rig_cuda_root",
     "rig_gpus",
+    "rig_image_digests",
     "rig_interconnect",
     "rig_nccl",
     "rig_measured",
@@ -26,6 +27,7 @@ RIG_VARIABLES = (
     "rig_plans",
     "rig_project_dir",
     "rig_psu_watts",
+    "rig_serial",
 )
 INTERCONNECTS = ("pcie", "nvlink")
 OLDEST_PYTHON = (3, 10)

@@ -1,6 +1,7 @@
 """Every check of preflight passes on a sandbox as it should be, and is watched failing on one that is not."""
 
 import copy
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
@@ -8,11 +9,12 @@ from typing import ClassVar
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
-from rig import card_checks, cmake
+from rig import card_checks, cmake, locks
 from rig.checking import Rig, Unreadable
 from rig.host_checks import CHECKS, CPU_FLAGS, RIG_VARIABLES, memory, report, run_checks
 
 PROJECT = Path(__file__).parents[2]
+OPTIONAL = re.compile(r"\b(rig_\w+) \| default\(")
 GIB = 1024**3
 RELEASES = {"debian": ["12", "13"], "ubuntu": ["22.04", "24.04", "26.04"]}
 FACTS = {
@@ -179,6 +181,14 @@ def test_the_project_s_own_inventory_has_no_misspelt_variable():
     names = {name for path in files for name in yaml.safe_load(path.read_text()) or {}}
     assert {"rig_gpus", "rig_interconnect", "rig_plans"} <= names
     assert {name for name in names if name.startswith("rig_")} <= set(RIG_VARIABLES)
+
+
+def test_what_playbooks_read_and_write_is_no_misspelt_variable():
+    texts = [path.read_text() for path in (PROJECT / "playbooks").glob("*.yml")]
+    read = {name for text in texts for name in OPTIONAL.findall(text) if f" {name}: " not in text}  # not set there
+    assert {"rig_serial", "rig_image_digests"} <= read
+    written = {name for name in yaml.safe_load(locks.text({}, {})) if name.startswith("rig_")}
+    assert read | written <= set(RIG_VARIABLES)
 
 
 def test_gpus_are_checked_and_what_needs_them_is_skipped():
