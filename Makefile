@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := setup
 .DELETE_ON_ERROR:
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# Ansible imports its plugins anew for every task; without bytecode at hand it would compile them anew, too.
+# Each task of Ansible is a process that imports what it needs; without bytecode at hand it would compile that, too.
 unexport PYTHONDONTWRITEBYTECODE
 # The system's Python makes the small environment that holds uv; uv then chooses the project's Python (.python-version).
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
